@@ -1,0 +1,91 @@
+-- The record: one row per (tenant, operation, key).
+--
+-- Usable by any migrator. `tower_idempotency::migrate` keeps account of it in
+-- idempotency.migrations and takes an advisory lock around it.
+
+-- Not `create schema if not exists`: that asks for the right to create schemas even when the
+-- schema is there, and a restricted role has not got it.
+do $$
+begin
+  if to_regnamespace('idempotency') is null then
+    create schema idempotency;
+  end if;
+end
+$$;
+
+create table idempotency.record (
+  -- Who, what, which. collate "C": equality and order by bytes, the same on every machine; an
+  -- upgrade of the operating system's collation cannot break the primary key.
+  tenant_id       text collate "C" not null,
+  operation       text collate "C" not null,
+  idempotency_key text collate "C" not null,
+
+  -- Drawn by the claimant, so that one whose COMMIT went unanswered can recognise its own row.
+  claim_id        uuid not null,
+
+  -- A version byte, then the hash of the request. Compared on every path that answers from a row.
+  fingerprint     bytea not null,
+
+  -- pending: inside the claimant's open transaction, hence invisible to others (or leased).
+  -- completed: effects and response committed together. failed: effects undone, response kept.
+  -- tombstone: the response is gone, the key is still refused.
+  state           text not null,
+  attempt         integer not null default 1,
+
+  -- The response. headers: see record.rs for the format. body null: done, but not kept.
+  status          smallint,
+  headers         bytea,
+  body            bytea,
+
+  -- Instead of a body: what to render when the response is asked for again.
+  resource_type   text,
+  resource_id     text,
+
+  created_at      timestamptz not null default clock_timestamp(),
+
+  -- null: an atomic claim, settled by the transaction that made it. Otherwise a committed claim
+  -- whose owner keeps it alive until then.
+  lease_until     timestamptz,
+
+  -- The next transition: completed to tombstone or gone, failed and tombstone to gone.
+  expires_at      timestamptz not null,
+
+  -- How long after expires_at a late retry is still refused.
+  tombstone       interval,
+
+  -- The proof: two rows of one key cannot both be committed.
+  constraint record_pkey primary key (tenant_id, operation, idempotency_key),
+
+  -- A B-tree entry takes about 2.7 kB at most. Beyond it an insert would fail for ever.
+  constraint record_tenant_length check (octet_length(tenant_id) <= 255),
+  constraint record_operation_length check (octet_length(operation) between 1 and 255),
+  constraint record_key_length check (octet_length(idempotency_key) between 1 and 255),
+  constraint record_fingerprint_length check (octet_length(fingerprint) between 1 and 64),
+  constraint record_headers_length check (octet_length(headers) <= 262144),
+  constraint record_body_length check (octet_length(body) <= 67108864),
+  constraint record_resource_length check (
+    octet_length(resource_type) between 1 and 255 and octet_length(resource_id) between 1 and 255
+  ),
+  constraint record_attempt_positive check (attempt > 0),
+
+  -- State and columns agree.
+  constraint record_state_known check (state in ('pending', 'completed', 'failed', 'tombstone')),
+  constraint record_status_range check (status between 100 and 999),
+  constraint record_status_when_settled check ((state in ('completed', 'failed')) = (status is not null)),
+  constraint record_headers_with_status check ((headers is null) = (status is null)),
+  constraint record_body_with_status check (body is null or status is not null),
+  constraint record_resource_with_status check (resource_type is null or status is not null),
+  constraint record_resource_whole check ((resource_type is null) = (resource_id is null)),
+  constraint record_resource_or_body check (resource_type is null or body is null),
+  constraint record_lease_when_pending check (lease_until is null or state = 'pending'),
+  constraint record_tombstone_when_completed check (
+    tombstone is null or (state = 'completed' and tombstone >= interval '0')
+  )
+);
+
+-- For the sweeper, which takes the oldest first. No other index: an update that touches an indexed
+-- column is not HOT, and settling updates every row once.
+create index record_expires_at on idempotency.record (expires_at);
+
+comment on schema idempotency is 'Records of tower-idempotency. Not an API: columns may change with a version.';
+comment on table idempotency.record is 'One row per (tenant, operation, idempotency key).';

@@ -1,0 +1,127 @@
+//! Errors, for callers that are not HTTP clients.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use crate::rejection::RejectionKind;
+
+/// What went wrong with an [`Operation`](crate::Operation), a migration, a sweep or a check.
+///
+/// Opaque, with predicates for what a caller can act on; the cause is its
+/// [`source`](StdError::source).
+#[derive(Debug)]
+pub struct Error {
+    kind: Kind,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Refused(RejectionKind),
+    Database(&'static str),
+    Misconfigured(String),
+    Value(&'static str),
+}
+
+impl Error {
+    pub(crate) const fn refused(kind: RejectionKind) -> Self {
+        Self { kind: Kind::Refused(kind), source: None }
+    }
+
+    pub(crate) fn database(doing: &'static str, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self { kind: Kind::Database(doing), source: Some(source.into()) }
+    }
+
+    pub(crate) fn misconfigured(what: impl Into<String>) -> Self {
+        Self { kind: Kind::Misconfigured(what.into()), source: None }
+    }
+
+    pub(crate) fn value(what: &'static str, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self { kind: Kind::Value(what), source: Some(source.into()) }
+    }
+
+    /// The same kinds as over HTTP, where the error is one of them.
+    pub const fn rejection(&self) -> Option<RejectionKind> {
+        match &self.kind {
+            Kind::Refused(kind) => Some(*kind),
+            _ => None,
+        }
+    }
+
+    /// The key is being executed right now. Wait, then try again with the same key.
+    pub const fn is_in_flight(&self) -> bool {
+        matches!(self.kind, Kind::Refused(RejectionKind::InFlight))
+    }
+
+    /// The key was used with another input.
+    pub const fn is_key_reused(&self) -> bool {
+        matches!(self.kind, Kind::Refused(RejectionKind::KeyReused))
+    }
+
+    /// Done, but the result is no longer kept.
+    pub const fn is_gone(&self) -> bool {
+        matches!(self.kind, Kind::Refused(RejectionKind::ResponseExpired | RejectionKind::ResponseNotKept))
+    }
+
+    /// Whether the operation took effect is not known. The same key settles it.
+    pub const fn is_outcome_unknown(&self) -> bool {
+        matches!(self.kind, Kind::Refused(RejectionKind::OutcomeUnknown))
+    }
+
+    /// The database could not be reached in time, or too much is in flight; nothing was kept.
+    pub const fn is_unavailable(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Refused(RejectionKind::DatabaseUnavailable | RejectionKind::TooManyInFlight)
+        )
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            Kind::Refused(kind) => write!(f, "{}: {}", kind.title(), kind.detail()),
+            Kind::Database(doing) => write!(f, "{doing} failed in the database"),
+            Kind::Misconfigured(what) => f.write_str(what),
+            Kind::Value(what) => f.write_str(what),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_ref().map(|source| &**source as &(dyn StdError + 'static))
+    }
+}
+
+/// The server's five-character code, where the error is an answer of the server.
+pub(crate) fn sqlstate(error: &sqlx::Error) -> Option<String> {
+    error.as_database_error().and_then(|error| error.code()).map(Into::into)
+}
+
+/// What a failed statement of ours means to a client. By SQLSTATE, never by text: a server may
+/// speak any language.
+pub(crate) fn refusal(error: &sqlx::Error) -> RejectionKind {
+    match sqlstate(error).as_deref() {
+        // undefined table, column, function, schema: the migration has not run.
+        Some("42P01" | "42703" | "42883" | "3F000") => RejectionKind::MigrationMissing,
+        // in a failed transaction; or without the right to write, after `set role`.
+        Some("25P02" | "42501") => RejectionKind::TransactionAborted,
+        _ => RejectionKind::DatabaseUnavailable,
+    }
+}
+
+/// Whether a COMMIT that returned this error is known to have been refused. Anything else may have
+/// taken effect: the answer was lost, or a proxy made it up.
+pub(crate) fn commit_was_refused(error: &sqlx::Error) -> bool {
+    sqlstate(error).is_some_and(|code| {
+        let class = code.get(..2).unwrap_or_default();
+        matches!(class, "23" | "25" | "40") && !matches!(code.as_str(), "25P03" | "40003")
+    })
+}
+
+/// Whether a conflict with another transaction ended this one, so that running it again can help:
+/// a serialization failure or a deadlock.
+pub(crate) fn is_conflict(error: &sqlx::Error) -> bool {
+    matches!(sqlstate(error).as_deref(), Some("40001" | "40P01"))
+}

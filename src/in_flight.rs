@@ -1,0 +1,146 @@
+//! What this process is executing, and how much at once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use crate::rejection::RejectionKind;
+use crate::scope::ScopeHash;
+
+/// How many requests may hold a connection at once.
+///
+/// One less than the pool's size by default: a handler that asks the pool for a second connection
+/// then finds one, where all of them at once would wait for each other for ever.
+#[derive(Clone, Debug)]
+pub(crate) struct Capacity {
+    places: Arc<Semaphore>,
+    wait: Duration,
+}
+
+impl Capacity {
+    pub(crate) fn new(places: usize, wait: Duration) -> Self {
+        Self { places: Arc::new(Semaphore::new(places.clamp(1, Semaphore::MAX_PERMITS))), wait }
+    }
+
+    pub(crate) const fn with_wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// Waits for a place, for a bounded time.
+    pub(crate) async fn enter(&self) -> Result<OwnedSemaphorePermit, RejectionKind> {
+        let place = Arc::clone(&self.places).acquire_owned();
+        match tokio::time::timeout(self.wait, place).await {
+            Ok(Ok(permit)) => Ok(permit),
+            // The semaphore is never closed.
+            Ok(Err(_)) | Err(_) => Err(RejectionKind::TooManyInFlight),
+        }
+    }
+}
+
+/// The keys that requests of this process are about, and which of them are being executed here.
+///
+/// Only a short cut: the answer "in flight" is always safe, and the database would give the same
+/// one. But a storm of duplicates does not reach the database, needs no connection, and a waiter is
+/// woken when the execution ends.
+#[derive(Clone, Default)]
+pub(crate) struct InFlight(Arc<Mutex<HashMap<ScopeHash, Key>>>);
+
+#[derive(Default)]
+struct Key {
+    executing: Arc<watch::Sender<bool>>,
+    visits: usize,
+}
+
+impl InFlight {
+    pub(crate) fn visit(&self, scope: ScopeHash) -> Visit {
+        let mut keys = self.lock();
+        let key = keys.entry(scope).or_default();
+        key.visits += 1;
+        Visit { registry: self.clone(), scope, executing: Arc::clone(&key.executing) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ScopeHash, Key>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One request's interest in a key.
+pub(crate) struct Visit {
+    registry: InFlight,
+    scope: ScopeHash,
+    executing: Arc<watch::Sender<bool>>,
+}
+
+impl Visit {
+    pub(crate) fn is_executing(&self) -> bool {
+        *self.executing.borrow()
+    }
+
+    /// Until this process begins to execute the key.
+    pub(crate) async fn begun(&self) {
+        self.changed_to(true).await;
+    }
+
+    /// Until this process does not execute the key any more.
+    pub(crate) async fn ended(&self) {
+        self.changed_to(false).await;
+    }
+
+    async fn changed_to(&self, state: bool) {
+        let mut executing = self.executing.subscribe();
+        // Cannot fail: `self` holds the sender.
+        let _ = executing.wait_for(|now| *now == state).await;
+    }
+
+    /// Marks the key as being executed here, until the returned value is dropped.
+    pub(crate) fn execute(&self) -> Executing {
+        self.executing.send_replace(true);
+        Executing(self.registry.visit(self.scope))
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        let mut keys = self.registry.lock();
+        if let Some(key) = keys.get_mut(&self.scope) {
+            key.visits -= 1;
+            if key.visits == 0 {
+                keys.remove(&self.scope);
+            }
+        }
+    }
+}
+
+pub(crate) struct Executing(Visit);
+
+impl Drop for Executing {
+    fn drop(&mut self) {
+        self.0.executing.send_replace(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::IdempotencyKey;
+    use crate::scope::Scope;
+
+    #[test]
+    fn nothing_is_left_when_the_last_visitor_goes() {
+        let registry = InFlight::default();
+        let key = IdempotencyKey::new("k").unwrap();
+        let scope = Scope { tenant: "t".into(), operation: "o".into(), key }.hash();
+        let first = registry.visit(scope);
+        let second = registry.visit(scope);
+        let executing = first.execute();
+        drop(first);
+        assert!(second.is_executing());
+        drop(executing);
+        assert!(!second.is_executing());
+        drop(second);
+        assert!(registry.lock().is_empty());
+    }
+}

@@ -1,0 +1,413 @@
+//! All configuration.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use axum::response::{IntoResponse, Response};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Method};
+use sqlx::postgres::PgPool;
+use tower_layer::Layer;
+
+use crate::connection::Database;
+use crate::detach::Executions;
+use crate::error::Error;
+use crate::fingerprint::Fingerprint;
+use crate::idempotency::Idempotency;
+use crate::in_flight::{Capacity, InFlight};
+use crate::key::{KeySource, Place};
+use crate::migrate;
+use crate::record::{HeaderRules, Resource};
+use crate::rejection::{Answers, Rejection};
+use crate::replay::{IDEMPOTENT_REPLAYED, Resolver};
+use crate::retention::Retention;
+use crate::scope::{Tenant, checked_operation};
+use crate::service::IdempotencyService;
+use crate::settle::ResponseRules;
+use crate::settlement::Settlement;
+
+/// Makes the routes it is added to safe to retry.
+///
+/// It is its own builder: cheap to clone, configured by setters that each return it changed. One
+/// layer serves many routes; what differs between them is set on clones.
+///
+/// Add it with `route_layer`. `Router::layer` would also meet unknown paths, and `.layer` on a
+/// method router would answer a keyless PUT on a POST route with 400 instead of 405.
+///
+/// # Examples
+///
+/// ```no_run
+/// use axum::{Router, routing::post};
+/// use tower_idempotency::{IdempotencyLayer, Retention, Tenant};
+///
+/// #[derive(Clone)]
+/// struct User { account: String }
+///
+/// # async fn pay() {}
+/// # async fn refund() {}
+/// # fn app(pool: sqlx::PgPool) -> Router {
+/// let idempotent = IdempotencyLayer::new(pool, Tenant::extension(|user: &User| user.account.clone()));
+///
+/// Router::new()
+///     .route("/payments", post(pay).route_layer(idempotent.clone().operation("payments.create")))
+///     .route(
+///         "/refunds",
+///         post(refund).route_layer(idempotent.operation("refunds.create").retention(Retention::days(45))),
+///     )
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct IdempotencyLayer(Arc<Config>);
+
+#[derive(Clone)]
+pub(crate) struct Config {
+    pub(crate) database: Database,
+    pub(crate) methods: Vec<Method>,
+    pub(crate) key: KeySource,
+    pub(crate) tenant: Tenant,
+    pub(crate) operation: Option<String>,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) retention: Retention,
+    pub(crate) tombstone: Option<Duration>,
+    pub(crate) wait: Duration,
+    pub(crate) execution_timeout: Duration,
+    pub(crate) max_reruns: u32,
+    pub(crate) body_limit: Option<usize>,
+    pub(crate) responses: ResponseRules,
+    pub(crate) settle_with: Option<SettleWith>,
+    pub(crate) resolver: Option<Resolver>,
+    pub(crate) replayed_header: HeaderName,
+    pub(crate) answers: Arc<Answers>,
+    pub(crate) capacity: Capacity,
+    pub(crate) in_flight: InFlight,
+    pub(crate) executions: Executions,
+    pub(crate) warned: Arc<AtomicBool>,
+}
+
+type SettleWith = Arc<dyn Fn(&Response) -> Settlement + Send + Sync>;
+
+/// # Who and what
+impl IdempotencyLayer {
+    /// A layer that keeps its records in this database, which has been [migrated](crate::migrate).
+    pub fn new(pool: PgPool, tenant: Tenant) -> Self {
+        let size = usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX);
+        let database = Database::new(pool);
+        Self(Arc::new(Config {
+            capacity: Capacity::new(size.saturating_sub(1), database.acquire_timeout),
+            database,
+            methods: PROTECTED.to_vec(),
+            key: KeySource::default(),
+            tenant,
+            operation: None,
+            fingerprint: Fingerprint::default(),
+            retention: Retention::default(),
+            tombstone: None,
+            wait: Duration::ZERO,
+            execution_timeout: EXECUTION_TIMEOUT,
+            max_reruns: MAX_RERUNS,
+            body_limit: None,
+            responses: ResponseRules {
+                limit: RESPONSE_LIMIT,
+                time: RESPONSE_TIMEOUT,
+                headers: HeaderRules::default(),
+            },
+            settle_with: None,
+            resolver: None,
+            replayed_header: IDEMPOTENT_REPLAYED,
+            answers: Arc::default(),
+            in_flight: InFlight::default(),
+            executions: Executions::default(),
+            warned: Arc::default(),
+        }))
+    }
+
+    fn set(mut self, change: impl FnOnce(&mut Config)) -> Self {
+        change(Arc::make_mut(&mut self.0));
+        self
+    }
+
+    /// Names what is being done. The same key on two operations is two keys.
+    ///
+    /// Defaults to the method and the matched path, which works, but ties every key's meaning to
+    /// the spelling of a route: renaming one forgets what was done.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, over 255 bytes, or has a control character.
+    #[track_caller]
+    pub fn operation(self, name: impl Into<String>) -> Self {
+        let name = checked_operation(name.into());
+        self.set(|config| config.operation = Some(name))
+    }
+
+    /// Narrows the methods that the layer acts on. Defaults to POST, PUT, PATCH and DELETE: a PUT
+    /// whose handler sends an e-mail is no more idempotent than a POST.
+    ///
+    /// # Panics
+    ///
+    /// If a method is not one of these four.
+    #[track_caller]
+    pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        let methods: Vec<Method> = methods.into_iter().collect();
+        let known = methods.iter().all(|method| PROTECTED.contains(method));
+        assert!(known, "the layer acts on POST, PUT, PATCH and DELETE only, not on {methods:?}");
+        self.set(|config| config.methods = methods)
+    }
+
+    /// Lets requests without a key pass, unprotected. A broken key is refused all the same.
+    ///
+    /// The handler is written once: its [`Tx`](crate::Tx) then begins when it is extracted, and is
+    /// committed or rolled back by the response's status as with a key.
+    ///
+    /// Defaults to a required key, because a client that forgets it is the one that pays twice.
+    pub fn optional(self) -> Self {
+        self.set(|config| config.key.optional = true)
+    }
+
+    /// Reads the key from another header, such as `PayPal-Request-Id`. Defaults to
+    /// [`Idempotency-Key`](crate::IDEMPOTENCY_KEY).
+    pub fn key_header(self, name: HeaderName) -> Self {
+        self.set(|config| config.key.place = Place::Header(name))
+    }
+
+    /// Derives the key from the request. `None` is a missing key.
+    pub fn key_from_fn(self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
+        self.set(|config| config.key.place = Place::Function(Arc::new(key)))
+    }
+
+    /// Takes only keys that this function accepts: UUIDs, for example, or nothing that looks like a
+    /// time. Defaults to all well-formed ones.
+    pub fn key_policy(self, policy: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        self.set(|config| config.key.policy = Some(Arc::new(policy)))
+    }
+
+    /// The rule by which two requests are the same. Defaults to
+    /// [`Fingerprint::normalized`], so that a client library that orders members differently does
+    /// not get a 422.
+    pub fn fingerprint(self, fingerprint: Fingerprint) -> Self {
+        self.set(|config| config.fingerprint = fingerprint)
+    }
+}
+
+/// # How long
+impl IdempotencyLayer {
+    /// How long the response can be replayed, from when it was recorded. Defaults to 24 hours, as
+    /// the payment providers keep theirs.
+    pub fn retention(self, retention: impl Into<Retention>) -> Self {
+        let retention = retention.into();
+        self.set(|config| config.retention = retention)
+    }
+
+    /// For how long after the retention a late retry is still refused, with 410, instead of being
+    /// executed. Defaults to not at all: the row stays that long.
+    pub fn tombstone(self, duration: Duration) -> Self {
+        self.set(|config| config.tombstone = (!duration.is_zero()).then_some(duration))
+    }
+
+    /// How long a duplicate of a request in flight waits for its response. It holds no connection
+    /// while it waits. Defaults to not at all, a 409 with `Retry-After`: a waiting request costs
+    /// memory and a place at the load balancer.
+    pub fn wait(self, duration: Duration) -> Self {
+        self.set(|config| config.wait = duration)
+    }
+
+    /// How long an execution may take, whether or not its client still waits. After it the effects
+    /// are undone and the answer is 503. Defaults to 60 seconds, longer than most proxies wait.
+    pub fn execution_timeout(self, duration: Duration) -> Self {
+        self.set(|config| {
+            config.execution_timeout = duration;
+            config.database.idle_timeout = duration.saturating_add(Duration::from_secs(5));
+        })
+    }
+
+    /// How often a request is executed again after [`Settlement::Rerun`]. Defaults to 3.
+    pub fn max_reruns(self, reruns: u32) -> Self {
+        self.set(|config| config.max_reruns = reruns)
+    }
+}
+
+/// # Limits
+impl IdempotencyLayer {
+    /// How many requests may hold a connection at once, shared by all clones made after this call.
+    /// Others wait for [`acquire_timeout`](Self::acquire_timeout), then get 503.
+    ///
+    /// Defaults to the pool's size minus one (at least 1), shared by all clones: a handler that
+    /// asks the pool for a connection of its own then finds one.
+    pub fn max_in_flight(self, requests: usize) -> Self {
+        self.set(|config| config.capacity = Capacity::new(requests, config.database.acquire_timeout))
+    }
+
+    /// How long a request waits for a place among those in flight, and then for a connection of
+    /// the pool. Defaults to 5 seconds.
+    pub fn acquire_timeout(self, duration: Duration) -> Self {
+        self.set(|config| {
+            config.database.acquire_timeout = duration;
+            config.capacity = config.capacity.clone().with_wait(duration);
+        })
+    }
+
+    /// The largest request body, in bytes, for the layer and for the handler. Defaults to what
+    /// applies to the handler anyway: [`DefaultBodyLimit`](axum::extract::DefaultBodyLimit), 2 MiB
+    /// unless set.
+    pub fn body_limit(self, bytes: usize) -> Self {
+        self.set(|config| config.body_limit = Some(bytes))
+    }
+
+    /// The largest response body that is stored, in bytes. A larger one is sent, but not stored: a
+    /// retry gets 410. Defaults to 1 MiB, because each is a value in a row.
+    ///
+    /// # Panics
+    ///
+    /// If it is over 64 MiB, which the schema does not take.
+    #[track_caller]
+    pub fn response_limit(self, bytes: usize) -> Self {
+        assert!(bytes <= LARGEST_RESPONSE, "the schema stores bodies of at most {LARGEST_RESPONSE} bytes");
+        self.set(|config| config.responses.limit = bytes)
+    }
+
+    /// For how long a response's body is collected, while the transaction is open. A slower one is
+    /// sent, but not stored. Defaults to 5 seconds.
+    pub fn response_timeout(self, duration: Duration) -> Self {
+        self.set(|config| config.responses.time = duration)
+    }
+
+    /// How often a running statement looks whether its service is still there. Defaults to 2
+    /// seconds, the time for which a killed service's key can stay taken. Zero leaves the server's
+    /// own setting, for platforms that cannot look (PostgreSQL 14 or later on Linux, macOS, BSD
+    /// can).
+    pub fn liveness_interval(self, duration: Duration) -> Self {
+        self.set(|config| config.database.liveness_interval = duration)
+    }
+
+    /// Sends statements of the layer without a name, inside of explicit transactions, for
+    /// transaction-pooling proxies that mix up named ones (PgBouncer before 1.21). Each then costs
+    /// one more round trip. Defaults to named statements.
+    pub fn unnamed_statements(self) -> Self {
+        self.set(|config| config.database.named_statements = false)
+    }
+}
+
+/// # Answers
+impl IdempotencyLayer {
+    /// Decides what becomes of a response, in place of [`Settlement::by_status`], which it can fall
+    /// back to. A [`Settlement`] that the handler returns has the last word.
+    pub fn settle_with(self, settle: impl Fn(&Response) -> Settlement + Send + Sync + 'static) -> Self {
+        self.set(|config| config.settle_with = Some(Arc::new(settle)))
+    }
+
+    /// Renders a [`Resource`] when a response that stored one is replayed. Status and headers are
+    /// the stored ones unless the rendering does not succeed; a header that it sets stands.
+    ///
+    /// Look the resource up for the tenant that is given.
+    pub fn resolve_with<F, Fut>(self, resolve: F) -> Self
+    where
+        F: Fn(Resource, Idempotency) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoResponse> + Send + 'static,
+    {
+        let resolver: Resolver = Arc::new(move |resource, idempotency| {
+            let rendering = resolve(resource, idempotency);
+            Box::pin(async move { rendering.await.into_response() })
+        });
+        self.set(|config| config.resolver = Some(resolver))
+    }
+
+    /// Stores a response header that is left out by default, `Set-Cookie` for example.
+    pub fn keep_header(self, name: HeaderName) -> Self {
+        self.set(|config| config.responses.headers.keep(name))
+    }
+
+    /// Leaves a response header out of what is stored.
+    ///
+    /// By default those are left out that belong to one transfer, one caller or one moment:
+    /// hop-by-hop fields, `Date`, `Age`, `Content-Length`, `Set-Cookie`, `WWW-Authenticate`,
+    /// `Retry-After`, trace and request ids.
+    pub fn omit_header(self, name: HeaderName) -> Self {
+        self.set(|config| config.responses.headers.omit(name))
+    }
+
+    /// The header that marks a replay. Defaults to
+    /// [`Idempotent-Replayed`](crate::IDEMPOTENT_REPLAYED).
+    pub fn replayed_header(self, name: HeaderName) -> Self {
+        self.set(|config| config.replayed_header = name)
+    }
+
+    /// Where the service explains its idempotency. Each rejection's `type` is this URL with its
+    /// [code](crate::RejectionKind::code) as the fragment, and a `Link` points there.
+    ///
+    /// # Panics
+    ///
+    /// If the URL has characters that a header cannot carry.
+    #[track_caller]
+    pub fn documentation(self, url: &str) -> Self {
+        let link = HeaderValue::from_str(&format!("<{url}>; rel=\"describedby\""));
+        let link = link.expect("a documentation URL has visible ASCII characters only");
+        let url = url.to_owned();
+        self.set(|config| {
+            let answers = Arc::make_mut(&mut config.answers);
+            answers.documentation = Some(url);
+            answers.link = Some(link);
+        })
+    }
+
+    /// Draws rejections in the service's own form. Defaults to `application/problem+json` (RFC
+    /// 9457). `Cache-Control`, and `Retry-After` where it is missing, are added to what it returns.
+    pub fn rejection_with(self, render: impl Fn(&Rejection) -> Response + Send + Sync + 'static) -> Self {
+        self.set(|config| Arc::make_mut(&mut config.answers).render = Some(Arc::new(render)))
+    }
+}
+
+/// # Running
+impl IdempotencyLayer {
+    /// Says what is wrong with the database, if anything. For the start of the service.
+    ///
+    /// # Errors
+    ///
+    /// If the database cannot be reached, the schema is missing or of another version, the role
+    /// may not write, or the server is a standby. The message says what to do.
+    pub async fn check(&self) -> Result<(), Error> {
+        migrate::check(&self.0.database.pool).await
+    }
+
+    /// Waits until no execution of this layer or its clones is left, those included whose clients
+    /// have hung up. For the end of the service, after the server has stopped taking requests.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost by dropping it.
+    pub async fn drain(&self) {
+        self.0.executions.drain().await;
+    }
+}
+
+impl<S> Layer<S> for IdempotencyLayer {
+    type Service = IdempotencyService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        IdempotencyService::new(inner, Arc::clone(&self.0))
+    }
+}
+
+impl fmt::Debug for IdempotencyLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotencyLayer")
+            .field("tenant", &self.0.tenant)
+            .field("operation", &self.0.operation)
+            .field("retention", &self.0.retention)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Closed: what is not named here passes, CONNECT included. Deliberately not "all but the safe
+/// ones": an unknown method may be a tunnel or a query.
+const PROTECTED: [Method; 4] = [Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+
+const EXECUTION_TIMEOUT: Duration = Duration::from_secs(60);
+const MAX_RERUNS: u32 = 3;
+const RESPONSE_LIMIT: usize = 1 << 20;
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// As in the schema's `record_body_length`.
+const LARGEST_RESPONSE: usize = 64 << 20;

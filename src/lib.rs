@@ -1,0 +1,48 @@
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![doc = "tower-idempotency"]
+
+mod layer;
+mod service;
+mod key;
+mod scope;
+mod fingerprint;
+mod claim;
+mod connection;
+mod in_flight;
+mod execute;
+mod tx;
+mod idempotency;
+mod detach;
+mod settlement;
+mod buffer;
+mod settle;
+mod recover;
+mod record;
+mod replay;
+mod rejection;
+mod retention;
+mod sweep;
+mod operation;
+mod downstream;
+mod migrate;
+mod error;
+mod telemetry;
+
+pub use downstream::DownstreamKey;
+pub use error::Error;
+pub use fingerprint::Fingerprint;
+pub use idempotency::Idempotency;
+pub use key::{IDEMPOTENCY_KEY, IdempotencyKey, InvalidKey};
+pub use layer::IdempotencyLayer;
+pub use migrate::migrate;
+pub use operation::{Operation, Ran};
+pub use record::Resource;
+pub use rejection::{Rejection, RejectionKind, Retry};
+pub use replay::IDEMPOTENT_REPLAYED;
+pub use retention::Retention;
+pub use scope::{Tenant, TenantValue};
+pub use service::{IdempotencyService, ResponseFuture};
+pub use settlement::Settlement;
+pub use sweep::{Sweeper, Swept};
+pub use telemetry::Outcome;
+pub use tx::{Tx, TxHandle};

@@ -1,0 +1,313 @@
+//! Response to row.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::response::{IntoResponseParts, ResponseParts};
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::{self, HeaderMap, HeaderName};
+
+/// A pointer to what a request has made, stored in place of the response's body.
+///
+/// For bodies that are large, or that must not be shown as they were. A replay renders the resource
+/// as it is now, through [`resolve_with`](crate::IdempotencyLayer::resolve_with); without that it
+/// has the stored status and headers, and no body.
+///
+/// # Examples
+///
+/// ```
+/// use axum::{Json, http::StatusCode, response::IntoResponse};
+/// use tower_idempotency::Resource;
+///
+/// fn created(id: i64) -> impl IntoResponse {
+///     (StatusCode::CREATED, Resource::new("report", id.to_string()), Json("a large report"))
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resource {
+    kind: String,
+    id: String,
+}
+
+impl Resource {
+    /// Names a resource by its type and its id, each of 1 to 255 bytes. A longer one makes the
+    /// response a 500, with its effects undone.
+    pub fn new(kind: impl Into<String>, id: impl Into<String>) -> Self {
+        Self { kind: kind.into(), id: id.into() }
+    }
+
+    pub(crate) const fn stored(kind: String, id: String) -> Self {
+        Self { kind, id }
+    }
+
+    /// Its type.
+    pub fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(crate) fn fits(&self) -> bool {
+        [&self.kind, &self.id].iter().all(|part| (1..=255).contains(&part.len()) && !part.contains('\0'))
+    }
+}
+
+impl IntoResponseParts for Resource {
+    type Error = Infallible;
+
+    fn into_response_parts(self, mut parts: ResponseParts) -> Result<ResponseParts, Infallible> {
+        parts.extensions_mut().insert(self);
+        Ok(parts)
+    }
+}
+
+/// A response as it is stored.
+#[derive(Clone)]
+pub(crate) struct Stored {
+    pub(crate) status: i16,
+    pub(crate) headers: Vec<u8>,
+    /// `None`: not kept, or a resource stands in its place.
+    pub(crate) body: Option<Bytes>,
+    pub(crate) resource: Option<Resource>,
+}
+
+impl Stored {
+    pub(crate) fn new(
+        status: StatusCode,
+        headers: &HeaderMap,
+        rules: &HeaderRules,
+        body: Option<Bytes>,
+        resource: Option<Resource>,
+    ) -> Self {
+        let kept = rules.kept(headers);
+        let (headers, body) = match encode(&kept) {
+            Some(headers) => (headers, body),
+            // Too much of it: keep the pointer to the result, as with a body that is too large.
+            None => {
+                let location = kept.into_iter().filter(|(name, _)| **name == header::LOCATION);
+                (encode(&location.collect::<Vec<_>>()).unwrap_or_else(|| vec![FORMAT]), None)
+            }
+        };
+        let body = if resource.is_some() { None } else { body };
+        // Fits: a status is below 1000.
+        let status = i16::try_from(status.as_u16()).unwrap_or(i16::MAX);
+        Self { status, headers, body, resource }
+    }
+}
+
+impl Stored {
+    /// A value that is no HTTP response.
+    pub(crate) fn of_value(body: Bytes) -> Self {
+        Self { status: 200, headers: vec![FORMAT], body: Some(body), resource: None }
+    }
+}
+
+type Line<'a> = (&'a HeaderName, &'a [u8]);
+
+/// A format byte; then for each line the name's length (u16, big-endian), the name, the value's
+/// length (u32, big-endian), the value. `None` if it is longer than the schema allows.
+fn encode(lines: &[Line<'_>]) -> Option<Vec<u8>> {
+    let mut bytes = vec![FORMAT];
+    for (name, value) in lines {
+        bytes.extend(u16::try_from(name.as_str().len()).ok()?.to_be_bytes());
+        bytes.extend(name.as_str().as_bytes());
+        bytes.extend(u32::try_from(value.len()).ok()?.to_be_bytes());
+        bytes.extend(*value);
+    }
+    (bytes.len() <= HEADERS_LIMIT).then_some(bytes)
+}
+
+/// The lines in their order. `None` for bytes that are not of this format.
+pub(crate) fn decode(bytes: &[u8]) -> Option<HeaderMap> {
+    let (&FORMAT, mut rest) = bytes.split_first()? else { return None };
+    let mut headers = HeaderMap::new();
+    while !rest.is_empty() {
+        let (length, after) = rest.split_first_chunk()?;
+        let (name, after) = after.split_at_checked(u16::from_be_bytes(*length).into())?;
+        let (length, after) = after.split_first_chunk()?;
+        let (value, after) = after.split_at_checked(usize::try_from(u32::from_be_bytes(*length)).ok()?)?;
+        rest = after;
+        let name = HeaderName::from_bytes(name).ok()?;
+        headers.try_append(name, value.try_into().ok()?).ok()?;
+    }
+    Some(headers)
+}
+
+/// Which of a response's headers are stored.
+#[derive(Clone, Default)]
+pub(crate) struct HeaderRules {
+    keep: Vec<HeaderName>,
+    omit: Vec<HeaderName>,
+    warned: Arc<AtomicBool>,
+}
+
+impl HeaderRules {
+    pub(crate) fn keep(&mut self, name: HeaderName) {
+        self.omit.retain(|other| *other != name);
+        self.keep.push(name);
+    }
+
+    pub(crate) fn omit(&mut self, name: HeaderName) {
+        self.keep.retain(|other| *other != name);
+        self.omit.push(name);
+    }
+
+    fn kept<'a>(&self, headers: &'a HeaderMap) -> Vec<Line<'a>> {
+        for name in MISPLACED {
+            if headers.contains_key(&name) && !self.warned.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    header = name.as_str(),
+                    "recording a header that a layer inside of the idempotency layer has set; compression and CORS belong outside, see the guide page on layer order"
+                );
+            }
+        }
+        let connection: Vec<String> = headers
+            .get_all(header::CONNECTION)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .map(|name| name.trim().to_ascii_lowercase())
+            .collect();
+        let stored = |name: &HeaderName| {
+            self.keep.contains(name)
+                || !(self.omit.contains(name)
+                    || OMITTED.contains(&name.as_str())
+                    || connection.iter().any(|other| other == name.as_str()))
+        };
+        headers
+            .iter()
+            .filter(|(name, _)| stored(name))
+            .map(|(name, value)| (name, value.as_bytes()))
+            .collect()
+    }
+}
+
+const FORMAT: u8 = 1;
+
+/// As in the schema's `record_headers_length`.
+const HEADERS_LIMIT: usize = 262_144;
+
+/// What belongs to one transfer, one moment or one caller, and not to the operation's result.
+const OMITTED: [&str; 26] = [
+    // hop by hop (RFC 9110, section 7.6.1)
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    // set anew by the server for each response
+    "date",
+    "age",
+    "content-length",
+    // secrets of one caller's session; opt in with `.keep_header(SET_COOKIE)`
+    "set-cookie",
+    "set-cookie2",
+    // about this attempt, wrong for the next one
+    "www-authenticate",
+    "proxy-authenticate",
+    "authentication-info",
+    "proxy-authentication-info",
+    "retry-after",
+    // trace and request ids
+    "x-request-id",
+    "request-id",
+    "x-correlation-id",
+    "traceparent",
+    "tracestate",
+    "tracing-id",
+    "x-amzn-trace-id",
+    "x-b3-traceid",
+    "server-timing",
+];
+
+/// Recording one of these tells that a layer stands on the wrong side.
+const MISPLACED: [HeaderName; 2] = [header::CONTENT_ENCODING, header::ACCESS_CONTROL_ALLOW_ORIGIN];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    fn headers(lines: &[(&'static str, &'static [u8])]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in lines {
+            map.append(HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap());
+        }
+        map
+    }
+
+    fn stored(map: &HeaderMap, rules: &HeaderRules) -> HeaderMap {
+        decode(&Stored::new(StatusCode::OK, map, rules, None, None).headers).unwrap()
+    }
+
+    #[test]
+    fn order_repeats_and_bytes_of_headers_survive() {
+        let map = headers(&[
+            ("x-a", b"1"),
+            ("location", b"/p/1"),
+            ("x-a", b"2"),
+            ("x-b", b"\xff\xfe"),
+            ("x-c", b""),
+        ]);
+        let back = stored(&map, &HeaderRules::default());
+        assert!(map.iter().eq(back.iter()));
+    }
+
+    #[test]
+    fn headers_of_one_transfer_are_not_stored() {
+        let map = headers(&[
+            ("connection", b"x-hop, close"),
+            ("x-hop", b"1"),
+            ("date", b"now"),
+            ("set-cookie", b"a=b"),
+            ("retry-after", b"3"),
+            ("content-length", b"5"),
+            ("x-request-id", b"r"),
+            ("etag", b"\"e\""),
+        ]);
+        let back = stored(&map, &HeaderRules::default());
+        assert_eq!(back.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["etag"]);
+    }
+
+    #[test]
+    fn a_service_can_keep_and_omit_headers() {
+        let mut rules = HeaderRules::default();
+        rules.keep(header::SET_COOKIE);
+        rules.omit(header::ETAG);
+        let back = stored(&headers(&[("set-cookie", b"a=b"), ("etag", b"e")]), &rules);
+        assert_eq!(back.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["set-cookie"]);
+    }
+
+    #[test]
+    fn too_many_headers_leave_the_location() {
+        let mut map = headers(&[("location", b"/p/1")]);
+        for _ in 0..300 {
+            map.append("x-big", HeaderValue::from_bytes(&[b'a'; 1000]).unwrap());
+        }
+        let kept = Stored::new(StatusCode::OK, &map, &HeaderRules::default(), Some(Bytes::new()), None);
+        assert_eq!(kept.body, None);
+        assert_eq!(decode(&kept.headers).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn bytes_of_another_format_are_refused() {
+        let whole =
+            Stored::new(StatusCode::OK, &headers(&[("x-a", b"1")]), &HeaderRules::default(), None, None)
+                .headers;
+        for cut in 2..whole.len() {
+            assert!(decode(&whole[..cut]).is_none(), "{cut}");
+        }
+        assert!(decode(&[]).is_none());
+        assert!(decode(&[2]).is_none());
+        assert!(decode(&[1, 255, 255, 1]).is_none());
+        assert!(decode(&[1, 0, 1, b'a', 255, 255, 255, 255]).is_none());
+        assert!(decode(&[1, 0, 1, b' ', 0, 0, 0, 0]).is_none());
+    }
+}

@@ -1,0 +1,18 @@
+-- What is known of a key: the next statement after a claim that took no row.
+--
+-- $1 tenant  $2 operation  $3 key
+--
+-- The verdict is reached here, because only the database's clock counts.
+select
+  claim_id, fingerprint, status, headers, body, resource_type, resource_id,
+  case
+    when state = 'pending' and lease_until > now()                then 'in flight'
+    when state = 'pending' and expires_at <= now()                then 'forgotten'
+    when state = 'pending' and lease_until is null                then 'broken'  -- its transaction was ended by hand
+    when state = 'pending'                                        then 'lapsed'
+    when expires_at > now()                                       then state
+    when state = 'completed' and expires_at + tombstone > now()   then 'tombstone'
+    else 'forgotten'
+  end as verdict
+from idempotency.record
+where tenant_id = $1 and operation = $2 and idempotency_key = $3

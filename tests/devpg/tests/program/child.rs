@@ -1,0 +1,90 @@
+//! A program with a private server, or with a database on whatever server there is. It says what it
+//! has in lines of `name value`, the last of them `ready`. Then it ends as its second argument says,
+//! or answers each line of its input with what the server answers to it.
+#![forbid(unsafe_code)]
+
+use devpg::{Builder, Server, TestDb};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
+use std::io::{Write, stdin, stdout};
+use std::{env, process};
+
+fn main() {
+    let mut arguments = env::args().skip(1);
+    let what = arguments.next().unwrap_or_default();
+    let how = arguments.next().unwrap_or_default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let builder = arguments.fold(builder(&what), |builder, setting| match setting.split_once('=') {
+        Some((name, value)) => builder.setting(name, value),
+        None => panic!("not a setting: {setting}"),
+    });
+    if what == "database" {
+        let db = runtime.block_on(devpg::database(setup));
+        say("database", db.name());
+        let options = db.options();
+        finish(&runtime, &options, &how, Some(db));
+    } else {
+        let server = match builder.start() {
+            Ok(server) => server,
+            Err(error) => {
+                say("error", &error.to_string());
+                return;
+            }
+        };
+        say("dir", &server.dir().display().to_string());
+        say("sockets", &server.socket_dir().display().to_string());
+        say("data", &server.data_dir().display().to_string());
+        say("pid", &server.pid().expect("it runs").to_string());
+        finish(&runtime, &server.options("postgres"), &how, None);
+    }
+}
+
+fn builder(what: &str) -> Builder {
+    match what {
+        "durable" => Server::builder().durable(),
+        "tcp" => Server::builder().tcp(),
+        _ => Server::builder(),
+    }
+}
+
+async fn setup(pool: &PgPool) {
+    sqlx::query("CREATE TABLE t (n int)").execute(pool).await.expect("create");
+}
+
+fn finish(runtime: &tokio::runtime::Runtime, options: &PgConnectOptions, how: &str, db: Option<TestDb>) {
+    say("ready", "");
+    match how {
+        "panic" => panic!("as it was told"),
+        "exit" => process::exit(3),
+        "abort" => process::abort(),
+        "answer" => {
+            while let Some(line) = stdin().lines().next() {
+                let sql = line.expect("a line");
+                let answer = runtime.block_on(async {
+                    let mut connection = PgConnection::connect_with(options).await?;
+                    let row =
+                        sqlx::query_scalar::<_, String>(AssertSqlSafe(sql)).fetch_one(&mut connection).await;
+                    connection.close().await?;
+                    row
+                });
+                say("answer", &answer.unwrap_or_else(|error| format!("{error}")));
+            }
+        }
+        // a session that does not wait for anything, so that it would outlive its postmaster
+        "busy" => runtime.block_on(async {
+            let mut connection = PgConnection::connect_with(options).await.expect("connect");
+            let pid: i32 =
+                sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut connection).await.expect("pid");
+            say("backend", &pid.to_string());
+            let endless = "DO $$ BEGIN LOOP END LOOP; END $$";
+            let end = sqlx::query(endless).execute(&mut connection).await;
+            panic!("{end:?}");
+        }),
+        _ => drop(db),
+    }
+}
+
+fn say(name: &str, value: &str) {
+    let mut out = stdout().lock();
+    writeln!(out, "{name} {}", value.replace('\n', "; ")).and_then(|()| out.flush()).expect("stdout");
+}
