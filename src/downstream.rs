@@ -137,6 +137,6 @@ mod tests {
         assert_eq!(HeaderValue::from(key), key.to_string());
         assert_eq!(key.as_uuid().get_version_num(), 8);
         // A change of this value would charge a card twice across a deployment.
-        assert_eq!(key.to_string(), "GOLDEN");
+        assert_eq!(key.to_string(), "623ebbbf-d785-87ae-8faa-bd16dd3fa113");
     }
 }

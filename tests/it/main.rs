@@ -1,1 +1,7 @@
-fn main() {}
+//! The promises, each against a real PostgreSQL and over real HTTP.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+mod replay;
