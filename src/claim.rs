@@ -8,6 +8,7 @@ use sqlx::postgres::types::PgInterval;
 use uuid::Uuid;
 
 use crate::connection::{Connection, Database};
+use crate::error::timed_out;
 use crate::fingerprint::Digest;
 use crate::record::Resource;
 use crate::scope::{Scope, ScopeHash};
@@ -75,7 +76,7 @@ pub(crate) async fn claim(
     request: &Request,
 ) -> Result<Claim, sqlx::Error> {
     let claim = tokio::time::timeout(CLAIM_TIMEOUT, claim_unbounded(database, connection, request));
-    claim.await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+    claim.await.unwrap_or_else(|_| Err(timed_out("waiting for the claim")))
 }
 
 async fn claim_unbounded(

@@ -9,6 +9,8 @@ use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr, Transaction};
 use sqlx_core::transaction::TransactionManager;
 use tokio::sync::OwnedSemaphorePermit;
 
+use crate::error::timed_out;
+
 /// Where connections come from, and how they are used.
 #[derive(Clone, Debug)]
 pub(crate) struct Database {
@@ -70,7 +72,7 @@ impl Connection {
         permit: Option<OwnedSemaphorePermit>,
     ) -> Result<Self, sqlx::Error> {
         let acquired = tokio::time::timeout(database.acquire_timeout, database.pool.acquire()).await;
-        let pooled = acquired.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        let pooled = acquired.unwrap_or_else(|_| Err(timed_out("waiting for a connection of the pool")))?;
         Ok(Self { inner: Inner::Pooled(pooled), in_doubt: false, permit })
     }
 
@@ -105,12 +107,9 @@ impl Connection {
     /// Begins a transaction with the settings that free the key when its owner is gone.
     pub(crate) async fn begin(&mut self, database: &Database) -> Result<(), sqlx::Error> {
         let statement = database.begin_statement();
-        let begun = Manager::begin(self.start(), Some(statement)).await;
-        if begun.is_err() {
-            // The first of several statements may have begun the transaction: stay in doubt.
-            return begun;
-        }
-        self.done(begun)
+        // After an error in doubt, whatever it is: the first of the statements may have succeeded.
+        Manager::begin(self.start(), Some(statement)).await?;
+        self.done(Ok(()))
     }
 
     /// How many transactions are open, one in another: 1 is the claim's own.
@@ -130,15 +129,18 @@ impl Connection {
     /// Undoes everything, savepoints included, for a bounded time. A connection that does not
     /// answer is closed, and the server rolls back when it notices.
     pub(crate) async fn rollback(mut self) -> Option<Self> {
+        let counted = self.depth();
         let undo = async {
             while self.depth() > 0 {
                 let undone = Manager::rollback(self.start()).await;
                 self.done(undone)?;
             }
-            // Also where the count is zero: a handler that dropped a nested begin has left its
-            // ROLLBACK in the buffer.
-            let flushed = sqlx::Connection::ping(self.start()).await;
-            self.done(flushed)
+            if counted == 0 {
+                // A nested begin that was dropped midway has left its ROLLBACK in the buffer.
+                let flushed = sqlx::Connection::ping(self.start()).await;
+                self.done(flushed)?;
+            }
+            Ok::<(), sqlx::Error>(())
         };
         match tokio::time::timeout(ROLLBACK_TIMEOUT, undo).await {
             Ok(Ok(())) => Some(self),

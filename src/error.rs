@@ -99,6 +99,11 @@ pub(crate) fn sqlstate(error: &sqlx::Error) -> Option<String> {
     error.as_database_error().and_then(|error| error.code()).map(Into::into)
 }
 
+/// A wait of ours that has run out.
+pub(crate) fn timed_out(waiting_for: &'static str) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, waiting_for))
+}
+
 /// What a failed statement of ours means to a client. By SQLSTATE, never by text: a server may
 /// speak any language.
 pub(crate) fn refusal(error: &sqlx::Error) -> RejectionKind {

@@ -20,11 +20,11 @@ use crate::buffer::RequestBody;
 use crate::claim::{self, Claim, claim};
 use crate::connection::Connection;
 use crate::detach::Detach;
-use crate::error::{commit_was_refused, refusal, sqlstate};
+use crate::error::{commit_was_refused, refusal, sqlstate, timed_out};
 use crate::idempotency::Idempotency;
 use crate::layer::Config;
 use crate::rejection::RejectionKind;
-use crate::settle::{Settled, complete, fail};
+use crate::settle::{ANSWER_TIMEOUT, Settled, complete, fail};
 use crate::settlement::Settlement;
 use crate::telemetry::{self, Outcome, finish};
 use crate::tx::{Hooks, Taken, TxHandle};
@@ -233,7 +233,9 @@ async fn commit(mut connection: Connection, hooks: Hooks) -> Result<(), Rejectio
         return Err(RejectionKind::TransactionAborted);
     }
     // COMMIT of an aborted transaction succeeds, and rolls back: ask first.
-    let alive = sqlx::query("select").persistent(false).execute(connection.start()).await;
+    let alive = sqlx::raw_sql("select").execute(connection.start());
+    let alive = tokio::time::timeout(ANSWER_TIMEOUT, alive).await;
+    let alive = alive.unwrap_or_else(|_| Err(timed_out("waiting for the handler's last statement")));
     if let Err(error) = connection.done(alive) {
         tracing::error!(
             error = &error as &dyn std::error::Error,
@@ -247,7 +249,7 @@ async fn commit(mut connection: Connection, hooks: Hooks) -> Result<(), Rejectio
         connection.rollback().await;
         return Err(kind);
     }
-    match tokio::time::timeout(COMMIT_TIMEOUT, connection.commit()).await {
+    match tokio::time::timeout(ANSWER_TIMEOUT, connection.commit()).await {
         Ok(Ok(())) => {
             after_commit(hooks);
             Ok(())
@@ -299,4 +301,3 @@ impl Drop for Lent {
 }
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);

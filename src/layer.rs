@@ -1,13 +1,17 @@
-//! All configuration.
+//! All configuration: who and what here, how long and how much in `limits.rs`, what is answered in
+//! `answers.rs`.
+
+mod answers;
+mod limits;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, Method};
+use http::{HeaderName, Method};
 use sqlx::postgres::PgPool;
 use tower_layer::Layer;
 
@@ -15,12 +19,11 @@ use crate::connection::Database;
 use crate::detach::Executions;
 use crate::error::Error;
 use crate::fingerprint::Fingerprint;
-use crate::idempotency::Idempotency;
 use crate::in_flight::{Capacity, InFlight};
 use crate::key::{KeySource, Place};
 use crate::migrate;
-use crate::record::{HeaderRules, Resource};
-use crate::rejection::{Answers, Rejection};
+use crate::record::HeaderRules;
+use crate::rejection::Answers;
 use crate::replay::{IDEMPOTENT_REPLAYED, Resolver};
 use crate::retention::Retention;
 use crate::scope::{Tenant, checked_operation};
@@ -192,173 +195,6 @@ impl IdempotencyLayer {
     }
 }
 
-/// # How long
-impl IdempotencyLayer {
-    /// How long the response can be replayed, from when it was recorded. Defaults to 24 hours, as
-    /// the payment providers keep theirs.
-    pub fn retention(self, retention: impl Into<Retention>) -> Self {
-        let retention = retention.into();
-        self.set(|config| config.retention = retention)
-    }
-
-    /// For how long after the retention a late retry is still refused, with 410, instead of being
-    /// executed. Defaults to not at all: the row stays that long.
-    pub fn tombstone(self, duration: Duration) -> Self {
-        self.set(|config| config.tombstone = (!duration.is_zero()).then_some(duration))
-    }
-
-    /// How long a duplicate of a request in flight waits for its response. It holds no connection
-    /// while it waits. Defaults to not at all, a 409 with `Retry-After`: a waiting request costs
-    /// memory and a place at the load balancer.
-    pub fn wait(self, duration: Duration) -> Self {
-        self.set(|config| config.wait = duration)
-    }
-
-    /// How long an execution may take, whether or not its client still waits. After it the effects
-    /// are undone and the answer is 503. Defaults to 60 seconds, longer than most proxies wait.
-    pub fn execution_timeout(self, duration: Duration) -> Self {
-        self.set(|config| {
-            config.execution_timeout = duration;
-            config.database.idle_timeout = duration.saturating_add(Duration::from_secs(5));
-        })
-    }
-
-    /// How often a request is executed again after [`Settlement::Rerun`]. Defaults to 3.
-    pub fn max_reruns(self, reruns: u32) -> Self {
-        self.set(|config| config.max_reruns = reruns)
-    }
-}
-
-/// # Limits
-impl IdempotencyLayer {
-    /// How many requests may hold a connection at once, shared by all clones made after this call.
-    /// Others wait for [`acquire_timeout`](Self::acquire_timeout), then get 503.
-    ///
-    /// Defaults to the pool's size minus one (at least 1), shared by all clones: a handler that
-    /// asks the pool for a connection of its own then finds one.
-    pub fn max_in_flight(self, requests: usize) -> Self {
-        self.set(|config| config.capacity = Capacity::new(requests, config.database.acquire_timeout))
-    }
-
-    /// How long a request waits for a place among those in flight, and then for a connection of
-    /// the pool. Defaults to 5 seconds.
-    pub fn acquire_timeout(self, duration: Duration) -> Self {
-        self.set(|config| {
-            config.database.acquire_timeout = duration;
-            config.capacity = config.capacity.clone().with_wait(duration);
-        })
-    }
-
-    /// The largest request body, in bytes, for the layer and for the handler. Defaults to what
-    /// applies to the handler anyway: [`DefaultBodyLimit`](axum::extract::DefaultBodyLimit), 2 MiB
-    /// unless set.
-    pub fn body_limit(self, bytes: usize) -> Self {
-        self.set(|config| config.body_limit = Some(bytes))
-    }
-
-    /// The largest response body that is stored, in bytes. A larger one is sent, but not stored: a
-    /// retry gets 410. Defaults to 1 MiB, because each is a value in a row.
-    ///
-    /// # Panics
-    ///
-    /// If it is over 64 MiB, which the schema does not take.
-    #[track_caller]
-    pub fn response_limit(self, bytes: usize) -> Self {
-        assert!(bytes <= LARGEST_RESPONSE, "the schema stores bodies of at most {LARGEST_RESPONSE} bytes");
-        self.set(|config| config.responses.limit = bytes)
-    }
-
-    /// For how long a response's body is collected, while the transaction is open. A slower one is
-    /// sent, but not stored. Defaults to 5 seconds.
-    pub fn response_timeout(self, duration: Duration) -> Self {
-        self.set(|config| config.responses.time = duration)
-    }
-
-    /// How often a running statement looks whether its service is still there. Defaults to 2
-    /// seconds, the time for which a killed service's key can stay taken. Zero leaves the server's
-    /// own setting, for platforms that cannot look (PostgreSQL 14 or later on Linux, macOS, BSD
-    /// can).
-    pub fn liveness_interval(self, duration: Duration) -> Self {
-        self.set(|config| config.database.liveness_interval = duration)
-    }
-
-    /// Sends statements of the layer without a name, inside of explicit transactions, for
-    /// transaction-pooling proxies that mix up named ones (PgBouncer before 1.21). Each then costs
-    /// one more round trip. Defaults to named statements.
-    pub fn unnamed_statements(self) -> Self {
-        self.set(|config| config.database.named_statements = false)
-    }
-}
-
-/// # Answers
-impl IdempotencyLayer {
-    /// Decides what becomes of a response, in place of [`Settlement::by_status`], which it can fall
-    /// back to. A [`Settlement`] that the handler returns has the last word.
-    pub fn settle_with(self, settle: impl Fn(&Response) -> Settlement + Send + Sync + 'static) -> Self {
-        self.set(|config| config.settle_with = Some(Arc::new(settle)))
-    }
-
-    /// Renders a [`Resource`] when a response that stored one is replayed. Status and headers are
-    /// the stored ones unless the rendering does not succeed; a header that it sets stands.
-    ///
-    /// Look the resource up for the tenant that is given.
-    pub fn resolve_with<F, Fut>(self, resolve: F) -> Self
-    where
-        F: Fn(Resource, Idempotency) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output: IntoResponse> + Send + 'static,
-    {
-        let resolver: Resolver = Arc::new(move |resource, idempotency| {
-            let rendering = resolve(resource, idempotency);
-            Box::pin(async move { rendering.await.into_response() })
-        });
-        self.set(|config| config.resolver = Some(resolver))
-    }
-
-    /// Stores a response header that is left out by default, `Set-Cookie` for example.
-    pub fn keep_header(self, name: HeaderName) -> Self {
-        self.set(|config| config.responses.headers.keep(name))
-    }
-
-    /// Leaves a response header out of what is stored.
-    ///
-    /// By default those are left out that belong to one transfer, one caller or one moment:
-    /// hop-by-hop fields, `Date`, `Age`, `Content-Length`, `Set-Cookie`, `WWW-Authenticate`,
-    /// `Retry-After`, trace and request ids.
-    pub fn omit_header(self, name: HeaderName) -> Self {
-        self.set(|config| config.responses.headers.omit(name))
-    }
-
-    /// The header that marks a replay. Defaults to
-    /// [`Idempotent-Replayed`](crate::IDEMPOTENT_REPLAYED).
-    pub fn replayed_header(self, name: HeaderName) -> Self {
-        self.set(|config| config.replayed_header = name)
-    }
-
-    /// Where the service explains its idempotency. Each rejection's `type` is this URL with its
-    /// [code](crate::RejectionKind::code) as the fragment, and a `Link` points there.
-    ///
-    /// # Panics
-    ///
-    /// If the URL has characters that a header cannot carry.
-    #[track_caller]
-    pub fn documentation(self, url: &str) -> Self {
-        let link = HeaderValue::from_str(&format!("<{url}>; rel=\"describedby\""));
-        let link = link.expect("a documentation URL has visible ASCII characters only");
-        let url = url.to_owned();
-        self.set(|config| {
-            let answers = Arc::make_mut(&mut config.answers);
-            answers.documentation = Some(url);
-            answers.link = Some(link);
-        })
-    }
-
-    /// Draws rejections in the service's own form. Defaults to `application/problem+json` (RFC
-    /// 9457). `Cache-Control`, and `Retry-After` where it is missing, are added to what it returns.
-    pub fn rejection_with(self, render: impl Fn(&Rejection) -> Response + Send + Sync + 'static) -> Self {
-        self.set(|config| Arc::make_mut(&mut config.answers).render = Some(Arc::new(render)))
-    }
-}
-
 /// # Running
 impl IdempotencyLayer {
     /// Says what is wrong with the database, if anything. For the start of the service.
@@ -408,6 +244,3 @@ const EXECUTION_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_RERUNS: u32 = 3;
 const RESPONSE_LIMIT: usize = 1 << 20;
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// As in the schema's `record_body_length`.
-const LARGEST_RESPONSE: usize = 64 << 20;

@@ -129,6 +129,14 @@ impl Operation {
         self
     }
 
+    /// For how long the transaction may be idle before the server ends it: while the closure waits
+    /// for something outside of the database, or when this process has gone without a word.
+    /// Defaults to 65 seconds.
+    pub fn idle_timeout(mut self, duration: Duration) -> Self {
+        self.database.idle_timeout = duration;
+        self
+    }
+
     /// As on the [layer](crate::IdempotencyLayer::unnamed_statements).
     pub fn unnamed_statements(mut self) -> Self {
         self.database.named_statements = false;

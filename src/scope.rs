@@ -44,7 +44,7 @@ pub(crate) enum Unresolved {
     /// The service did not add this extension, or gave an impossible value: 500.
     Misconfigured(String),
     /// The extractor refused the request: its own answer.
-    Refused(Response),
+    Refused(Box<Response>),
 }
 
 impl Tenant {
@@ -92,7 +92,7 @@ impl Tenant {
                 Box::pin(async move {
                     match T::from_request_parts(parts, &state).await {
                         Ok(extracted) => value(read(extracted)),
-                        Err(rejection) => Err(Unresolved::Refused(rejection.into_response())),
+                        Err(rejection) => Err(Unresolved::Refused(Box::new(rejection.into_response()))),
                     }
                 })
             }),

@@ -148,7 +148,7 @@ impl Config {
         match unresolved {
             Unresolved::None => self.reject(RejectionKind::TenantMissing),
             Unresolved::Refused(response) => {
-                finish(response, Outcome::Rejected(RejectionKind::TenantMissing))
+                finish(*response, Outcome::Rejected(RejectionKind::TenantMissing))
             }
             Unresolved::Misconfigured(what) => {
                 tracing::error!("no tenant: {what}");

@@ -9,7 +9,7 @@ use sqlx::postgres::types::PgInterval;
 use crate::buffer::{Buffered, buffer};
 use crate::claim::{self, Claim, Record, claim};
 use crate::connection::{Connection, Database};
-use crate::error::{commit_was_refused, is_conflict, refusal, sqlstate};
+use crate::error::{commit_was_refused, is_conflict, refusal, sqlstate, timed_out};
 use crate::execute::after_commit;
 use crate::record::{HeaderRules, Resource, Stored};
 use crate::recover::{Recovered, recover};
@@ -105,7 +105,9 @@ pub(crate) async fn commit(
     stored: &Stored,
 ) -> Committed {
     let refused = |kind| Committed::Other(Settled::Refused(kind));
-    match write(database, request, &mut connection, state, stored).await {
+    let written =
+        tokio::time::timeout(ANSWER_TIMEOUT, write(database, request, &mut connection, state, stored));
+    match written.await.unwrap_or_else(|_| Err(timed_out("waiting for the record to be written"))) {
         Ok(1) => {}
         Ok(_) => {
             tracing::error!(
@@ -128,10 +130,10 @@ pub(crate) async fn commit(
             return if conflict { Committed::Other(Settled::Rerun(connection)) } else { refused(kind) };
         }
     }
-    let error = match tokio::time::timeout(COMMIT_TIMEOUT, connection.commit()).await {
+    let error = match tokio::time::timeout(ANSWER_TIMEOUT, connection.commit()).await {
         Ok(Ok(())) => return Committed::Yes,
         Ok(Err(error)) => error,
-        Err(_) => sqlx::Error::PoolTimedOut,
+        Err(_) => timed_out("waiting for COMMIT"),
     };
     if is_conflict(&error) {
         return Committed::Other(Settled::Rerun(connection.rollback().await));
@@ -169,7 +171,7 @@ async fn write(
     stored: &Stored,
 ) -> Result<u64, sqlx::Error> {
     let (kind, id) = pointer(stored);
-    let tombstone = if state == "completed" { request.tombstone.clone() } else { None::<PgInterval> };
+    let tombstone = if state == "completed" { request.tombstone } else { None::<PgInterval> };
     let written = sqlx::query(include_str!("sql/settle.sql"))
         .persistent(database.named_statements)
         .bind(&request.scope.tenant)
@@ -182,7 +184,7 @@ async fn write(
         .bind(stored.body.as_deref())
         .bind(kind)
         .bind(id)
-        .bind(request.retention.clone())
+        .bind(request.retention)
         .bind(tombstone)
         .execute(connection.start())
         .await;
@@ -248,7 +250,8 @@ async fn keep(
         Ok(connection) => connection,
         Err(error) => return unavailable(&error),
     };
-    match insert(database, request, &mut connection, stored).await {
+    let inserted = tokio::time::timeout(ANSWER_TIMEOUT, insert(database, request, &mut connection, stored));
+    match inserted.await.unwrap_or_else(|_| Err(timed_out("waiting for the refusal to be written"))) {
         Ok(true) => return Kept::Yes,
         Ok(false) => {}
         Err(error) if sqlstate(&error).is_some() && !connection.is_in_doubt() => return unavailable(&error),
@@ -305,7 +308,7 @@ async fn insert(
         .bind(stored.body.as_deref())
         .bind(kind)
         .bind(id)
-        .bind(request.retention.clone())
+        .bind(request.retention)
         .fetch_optional(connection.start())
         .await;
     let kept = connection.done(row)?.is_some();
@@ -315,5 +318,6 @@ async fn insert(
     Ok(kept)
 }
 
-/// Longer than any healthy COMMIT. After it the outcome is learned from the table instead.
-const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longer than the record or a healthy COMMIT takes, unless a statement that nobody waits for any
+/// more is still running. After an unanswered COMMIT the outcome is learned from the table instead.
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,0 +1,82 @@
+//! What is recorded, replayed and refused.
+
+use std::sync::Arc;
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderName, HeaderValue};
+
+use super::IdempotencyLayer;
+use crate::idempotency::Idempotency;
+use crate::record::Resource;
+use crate::rejection::Rejection;
+use crate::replay::Resolver;
+use crate::settlement::Settlement;
+
+/// # Answers
+impl IdempotencyLayer {
+    /// Decides what becomes of a response, in place of [`Settlement::by_status`], which it can fall
+    /// back to. A [`Settlement`] that the handler returns has the last word.
+    pub fn settle_with(self, settle: impl Fn(&Response) -> Settlement + Send + Sync + 'static) -> Self {
+        self.set(|config| config.settle_with = Some(Arc::new(settle)))
+    }
+
+    /// Renders a [`Resource`] when a response that stored one is replayed. Status and headers are
+    /// the stored ones unless the rendering does not succeed; a header that it sets stands.
+    ///
+    /// Look the resource up for the tenant that is given.
+    pub fn resolve_with<F, Fut>(self, resolve: F) -> Self
+    where
+        F: Fn(Resource, Idempotency) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoResponse> + Send + 'static,
+    {
+        let resolver: Resolver = Arc::new(move |resource, idempotency| {
+            let rendering = resolve(resource, idempotency);
+            Box::pin(async move { rendering.await.into_response() })
+        });
+        self.set(|config| config.resolver = Some(resolver))
+    }
+
+    /// Stores a response header that is left out by default, `Set-Cookie` for example.
+    pub fn keep_header(self, name: HeaderName) -> Self {
+        self.set(|config| config.responses.headers.keep(name))
+    }
+
+    /// Leaves a response header out of what is stored.
+    ///
+    /// By default those are left out that belong to one transfer, one caller or one moment:
+    /// hop-by-hop fields, `Date`, `Age`, `Content-Length`, `Set-Cookie`, `WWW-Authenticate`,
+    /// `Retry-After`, trace and request ids.
+    pub fn omit_header(self, name: HeaderName) -> Self {
+        self.set(|config| config.responses.headers.omit(name))
+    }
+
+    /// The header that marks a replay. Defaults to
+    /// [`Idempotent-Replayed`](crate::IDEMPOTENT_REPLAYED).
+    pub fn replayed_header(self, name: HeaderName) -> Self {
+        self.set(|config| config.replayed_header = name)
+    }
+
+    /// Where the service explains its idempotency. Each rejection's `type` is this URL with its
+    /// [code](crate::RejectionKind::code) as the fragment, and a `Link` points there.
+    ///
+    /// # Panics
+    ///
+    /// If the URL has characters that a header cannot carry.
+    #[track_caller]
+    pub fn documentation(self, url: &str) -> Self {
+        let link = HeaderValue::from_str(&format!("<{url}>; rel=\"describedby\""));
+        let link = link.expect("a documentation URL has visible ASCII characters only");
+        let url = url.to_owned();
+        self.set(|config| {
+            let answers = Arc::make_mut(&mut config.answers);
+            answers.documentation = Some(url);
+            answers.link = Some(link);
+        })
+    }
+
+    /// Draws rejections in the service's own form. Defaults to `application/problem+json` (RFC
+    /// 9457). `Cache-Control`, and `Retry-After` where it is missing, are added to what it returns.
+    pub fn rejection_with(self, render: impl Fn(&Rejection) -> Response + Send + Sync + 'static) -> Self {
+        self.set(|config| Arc::make_mut(&mut config.answers).render = Some(Arc::new(render)))
+    }
+}
