@@ -8,7 +8,7 @@ use sqlx::postgres::types::PgInterval;
 use uuid::Uuid;
 
 use crate::connection::{Connection, Database};
-use crate::error::timed_out;
+use crate::error::{is_conflict, timed_out};
 use crate::fingerprint::Digest;
 use crate::record::Resource;
 use crate::scope::{Scope, ScopeHash};
@@ -84,8 +84,21 @@ async fn claim_unbounded(
     mut connection: Connection,
     request: &Request,
 ) -> Result<Claim, sqlx::Error> {
-    connection.begin(database).await?;
-    let claim = attempt(database, &mut connection, request).await?;
+    let mut conflicts = 0;
+    let claim = loop {
+        connection.begin(database).await?;
+        match attempt(database, &mut connection, request).await {
+            Ok(claim) => break claim,
+            // Stricter isolation: another's record was committed since our snapshot. A new one
+            // shows it.
+            Err(error) if is_conflict(&error) && conflicts < CONFLICTS => conflicts += 1,
+            Err(error) => return Err(error),
+        }
+        connection = match connection.rollback().await {
+            Some(connection) => connection,
+            None => return Err(timed_out("waiting for the rollback of a claim")),
+        };
+    };
     Ok(match claim {
         Attempt::Won => Claim::Won(connection),
         Attempt::Settled(record) => {
@@ -199,6 +212,9 @@ async fn read(
         resource,
     })))
 }
+
+/// Each shows one more commit of the same key; two in a row are rare, ten are a fault.
+const CONFLICTS: u32 = 10;
 
 /// A claim takes a few round trips. One that takes longer than this is on a network that swallows
 /// packets, or waits for a lock that nothing of ours holds.

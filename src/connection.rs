@@ -20,6 +20,36 @@ pub(crate) struct Database {
     pub(crate) acquire_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     pub(crate) liveness_interval: Duration,
+    pub(crate) isolation: Isolation,
+}
+
+/// How much of other transactions a handler can see.
+///
+/// The claim is right at every level. At the stricter ones the server ends a transaction that has
+/// met a conflicting one, and the handler must answer that with [`Settlement::Rerun`] to be run
+/// again; see [`Settlement::is_rerun`].
+///
+/// [`Settlement::Rerun`]: crate::Settlement::Rerun
+/// [`Settlement::is_rerun`]: crate::Settlement::is_rerun
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Isolation {
+    /// Each statement sees what is committed when it begins.
+    #[default]
+    ReadCommitted,
+    /// All statements see what was committed when the claim was made.
+    RepeatableRead,
+    /// As if transactions ran one after the other.
+    Serializable,
+}
+
+impl Isolation {
+    const fn as_sql(self) -> &'static str {
+        match self {
+            Self::ReadCommitted => "read committed",
+            Self::RepeatableRead => "repeatable read",
+            Self::Serializable => "serializable",
+        }
+    }
 }
 
 impl Database {
@@ -30,6 +60,7 @@ impl Database {
             acquire_timeout: ACQUIRE_TIMEOUT,
             idle_timeout: IDLE_TIMEOUT,
             liveness_interval: LIVENESS_INTERVAL,
+            isolation: Isolation::default(),
         }
     }
 
@@ -37,7 +68,8 @@ impl Database {
     fn begin_statement(&self) -> SqlStr {
         let millis = |d: Duration| i32::try_from(d.as_millis()).unwrap_or(i32::MAX);
         let mut sql = format!(
-            "begin isolation level read committed; set local idle_in_transaction_session_timeout = {}",
+            "begin isolation level {}; set local idle_in_transaction_session_timeout = {}",
+            self.isolation.as_sql(),
             millis(self.idle_timeout)
         );
         if !self.liveness_interval.is_zero() {

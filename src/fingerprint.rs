@@ -14,9 +14,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 use content_type::ContentType;
 use pointer::Pointer;
-use transcript::Transcript;
+use transcript::{BodyForm, Domain, Transcript};
+
+pub(crate) use digest::Digest;
 
 mod content_type;
+mod digest;
 mod form;
 mod json;
 mod multipart;
@@ -126,7 +129,7 @@ impl Fingerprint {
 
     /// The fingerprint of one request. Of `uri`, the original one, only path and query count.
     pub(crate) fn digest(&self, parts: &Parts, uri: &Uri, body: &Bytes) -> Digest {
-        let mut transcript = Transcript::new(REQUEST);
+        let mut transcript = Transcript::new(Domain::Request);
         transcript.field(parts.method.as_str().as_bytes());
         // No authority: an HTTP/2 request target has one, the same request over HTTP/1.1 has not.
         transcript.field(uri.path().as_bytes());
@@ -162,26 +165,27 @@ impl Fingerprint {
     }
 
     fn normal_form(&self, content_type: &ContentType<'_>, body: &[u8], transcript: &mut Transcript) {
-        if content_type.is_json() {
-            if let Ok(outline) = json::Outline::of(body, &self.ignored) {
-                content_type.write(false, transcript);
-                transcript.tag(BodyForm::Json);
-                return outline.write(&mut |bytes| transcript.bytes(bytes));
-            }
-        } else if content_type.is_form() {
-            if let Some(form) = form::Form::of(body) {
-                content_type.write(false, transcript);
-                transcript.tag(BodyForm::Form);
-                return form.write(&mut |bytes| transcript.bytes(bytes));
-            }
-        } else if let Some(boundary) = content_type.form_data_boundary() {
-            if let Some(segments) = multipart::Segments::of(body, boundary) {
-                content_type.write(true, transcript);
-                transcript.tag(BodyForm::Multipart);
-                return segments.for_each(|segment| transcript.field(segment));
-            }
+        if content_type.is_json()
+            && let Ok(outline) = json::Outline::of(body, &self.ignored)
+        {
+            content_type.write(false, transcript);
+            transcript.tag(BodyForm::Json);
+            outline.write(&mut |bytes| transcript.bytes(bytes));
+        } else if content_type.is_form()
+            && let Some(form) = form::Form::of(body)
+        {
+            content_type.write(false, transcript);
+            transcript.tag(BodyForm::Form);
+            form.write(&mut |bytes| transcript.bytes(bytes));
+        } else if let Some(boundary) = content_type.form_data_boundary()
+            && let Some(segments) = multipart::Segments::of(body, boundary)
+        {
+            content_type.write(true, transcript);
+            transcript.tag(BodyForm::Multipart);
+            segments.for_each(|segment| transcript.field(segment));
+        } else {
+            raw(content_type, body, transcript);
         }
-        raw(content_type, body, transcript);
     }
 
     fn reading(reading: Reading) -> Self {
@@ -202,45 +206,6 @@ impl fmt::Debug for Fingerprint {
             .field("headers", &self.headers)
             .field("ignored", &self.ignored)
             .finish()
-    }
-}
-
-/// A fingerprint as it is stored: one byte of version, then 32 bytes of SHA-256.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Digest([u8; 33]);
-
-impl Digest {
-    /// The fingerprint of an operation's input outside HTTP; no HTTP request has the same.
-    pub(crate) fn of_json_input(json: &[u8]) -> Self {
-        let mut transcript = Transcript::new(INPUT);
-        match json::Outline::of(json, &[]) {
-            Ok(outline) => {
-                transcript.tag(BodyForm::Json);
-                outline.write(&mut |bytes| transcript.bytes(bytes));
-            }
-            Err(_) => {
-                transcript.tag(BodyForm::Raw);
-                transcript.bytes(json);
-            }
-        }
-        transcript.finish()
-    }
-
-    pub(crate) fn as_bytes(&self) -> &[u8; 33] {
-        &self.0
-    }
-
-    /// Whether a stored fingerprint is this one. One of a version we do not know is not: its hash says nothing.
-    pub(crate) fn matches(&self, stored: &[u8]) -> bool {
-        self.0 == stored
-    }
-}
-
-impl fmt::Debug for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Digest(")?;
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
-        f.write_str(")")
     }
 }
 
@@ -267,17 +232,6 @@ impl fmt::Debug for Reading {
 /// A user's function; it hands its bytes on instead of returning them, so that their type is not in ours.
 type Function = dyn Fn(&Parts, &Bytes, &mut dyn FnMut(&[u8])) + Send + Sync;
 
-/// What the bytes after it are. The numbers are part of the stored format.
-#[derive(Clone, Copy)]
-enum BodyForm {
-    Raw = 0,
-    Json = 1,
-    Form = 2,
-    Multipart = 3,
-    Function = 4,
-    Nothing = 5,
-}
-
 fn raw(content_type: &ContentType<'_>, body: &[u8], transcript: &mut Transcript) {
     content_type.write(false, transcript);
     transcript.tag(BodyForm::Raw);
@@ -295,10 +249,6 @@ fn is_encoded(headers: &HeaderMap) -> bool {
 fn values<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> {
     headers.get_all(name).iter().map(HeaderValue::as_bytes)
 }
-
-/// The first field of every transcript keeps requests and inputs apart.
-const REQUEST: &[u8] = b"tower-idempotency request";
-const INPUT: &[u8] = b"tower-idempotency input";
 
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ use http::{HeaderName, Method};
 use sqlx::postgres::PgPool;
 use tower_layer::Layer;
 
-use crate::connection::Database;
+use crate::connection::{Database, Isolation};
 use crate::detach::Executions;
 use crate::error::Error;
 use crate::fingerprint::Fingerprint;
@@ -125,6 +125,12 @@ impl IdempotencyLayer {
             executions: Executions::default(),
             warned: Arc::default(),
         }))
+    }
+
+    /// The isolation level of the handler's transaction, whatever the database's default is.
+    /// Defaults to read committed, at which nothing has to be run again.
+    pub fn isolation(self, isolation: Isolation) -> Self {
+        self.set(|config| config.database.isolation = isolation)
     }
 
     fn set(mut self, change: impl FnOnce(&mut Config)) -> Self {

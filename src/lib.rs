@@ -28,6 +28,7 @@ mod migrate;
 mod error;
 mod telemetry;
 
+pub use connection::Isolation;
 pub use downstream::DownstreamKey;
 pub use error::Error;
 pub use fingerprint::Fingerprint;

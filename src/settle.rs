@@ -254,6 +254,8 @@ async fn keep(
     match inserted.await.unwrap_or_else(|_| Err(timed_out("waiting for the refusal to be written"))) {
         Ok(true) => return Kept::Yes,
         Ok(false) => {}
+        // The database's default isolation is a strict one: the same, said differently.
+        Err(error) if is_conflict(&error) => {}
         Err(error) if sqlstate(&error).is_some() && !connection.is_in_doubt() => return unavailable(&error),
         Err(error) => {
             tracing::warn!(error = &error as &dyn std::error::Error, "recording a refusal went unanswered");
@@ -270,6 +272,12 @@ async fn keep(
     }
     // Another attempt has claimed the key since the rollback. Its answer is this one's, too; else
     // one key would get two answers.
+    if connection.depth() > 0 {
+        connection = match connection.rollback().await {
+            Some(connection) => connection,
+            None => return Kept::Other(Settled::Refused(RejectionKind::DatabaseUnavailable)),
+        };
+    }
     match claim(database, connection, request).await {
         Ok(Claim::Settled(record)) => Kept::Other(Settled::Duplicate(record)),
         Ok(Claim::InFlight) => Kept::Other(Settled::Refused(RejectionKind::InFlight)),

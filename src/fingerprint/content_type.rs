@@ -8,7 +8,7 @@ use super::values;
 
 /// The request's content type: parsed if there is one, and it is well-formed; otherwise as it stands.
 pub(super) enum ContentType<'a> {
-    Parsed { essence: String, parameters: Vec<(String, &'a str)> },
+    Parsed { essence: &'a str, parameters: Vec<(&'a str, &'a str)> },
     Verbatim { headers: &'a HeaderMap },
 }
 
@@ -30,11 +30,11 @@ impl<'a> ContentType<'a> {
         match self {
             Self::Parsed { essence, parameters } => {
                 transcript.bytes(&[1]);
-                transcript.field(essence.as_bytes());
+                transcript.field_in_lower_case(essence);
                 transcript.count(parameters.len());
                 for (name, value) in parameters {
-                    let left_out = without_boundary && name == "boundary";
-                    transcript.field(name.as_bytes());
+                    let left_out = without_boundary && name.eq_ignore_ascii_case("boundary");
+                    transcript.field_in_lower_case(name);
                     transcript.option((!left_out).then_some(value.as_bytes()));
                 }
             }
@@ -46,64 +46,72 @@ impl<'a> ContentType<'a> {
     }
 
     pub(super) fn is_json(&self) -> bool {
-        match self {
-            Self::Parsed { essence, .. } => {
-                (essence == "application/json" || essence.ends_with("+json")) && self.is_utf8()
-            }
-            Self::Verbatim { .. } => false,
-        }
+        let is_json = |essence: &str| {
+            let suffix = essence.len().checked_sub(JSON_SUFFIX.len()).and_then(|at| essence.get(at..));
+            suffix.is_some_and(|suffix| suffix.eq_ignore_ascii_case(JSON_SUFFIX))
+                || essence.eq_ignore_ascii_case("application/json")
+        };
+        self.essence().is_some_and(is_json) && self.is_utf8()
     }
 
     pub(super) fn is_form(&self) -> bool {
-        match self {
-            Self::Parsed { essence, .. } => essence == "application/x-www-form-urlencoded" && self.is_utf8(),
-            Self::Verbatim { .. } => false,
-        }
+        self.is("application/x-www-form-urlencoded") && self.is_utf8()
     }
 
     /// The boundary of `multipart/form-data`, if there is one and it is plain.
     pub(super) fn form_data_boundary(&self) -> Option<&'a str> {
-        match self {
-            Self::Parsed { essence, parameters } if essence == "multipart/form-data" => {
-                let mut boundaries = parameters.iter().filter(|(name, _)| name == "boundary");
-                match (boundaries.next(), boundaries.next()) {
-                    (Some((_, value)), None) => Some(unquoted(value)),
-                    _ => None,
-                }
-            }
+        let mut boundaries = self.is("multipart/form-data").then(|| self.parameters("boundary"))?;
+        match (boundaries.next(), boundaries.next()) {
+            (Some(boundary), None) => Some(boundary),
             _ => None,
         }
     }
 
+    fn is(&self, essence: &str) -> bool {
+        self.essence().is_some_and(|own| own.eq_ignore_ascii_case(essence))
+    }
+
+    fn essence(&self) -> Option<&'a str> {
+        match *self {
+            Self::Parsed { essence, .. } => Some(essence),
+            Self::Verbatim { .. } => None,
+        }
+    }
+
+    /// The values of a parameter, without the quotes around them.
+    fn parameters(&self, name: &str) -> impl Iterator<Item = &'a str> {
+        let parameters = match self {
+            Self::Parsed { parameters, .. } => parameters.as_slice(),
+            Self::Verbatim { .. } => &[],
+        };
+        parameters
+            .iter()
+            .filter(move |(own, _)| own.eq_ignore_ascii_case(name))
+            .map(|(_, value)| unquoted(value))
+    }
+
     /// Whether no parameter says that the bytes are in an encoding in which they mean something else.
     fn is_utf8(&self) -> bool {
-        match self {
-            Self::Parsed { parameters, .. } => parameters
-                .iter()
-                .filter(|(name, _)| name == "charset")
-                .all(|(_, value)| unquoted(value).eq_ignore_ascii_case("utf-8")),
-            Self::Verbatim { .. } => false,
-        }
+        self.parameters("charset").all(|charset| charset.eq_ignore_ascii_case("utf-8"))
     }
 }
 
 fn parse(line: &str) -> Option<ContentType<'_>> {
-    let (kind, rest) = token(line)?;
-    let (subtype, mut rest) = token(rest.strip_prefix('/')?)?;
+    let (_, rest) = token(line)?;
+    let (_, mut rest) = token(rest.strip_prefix('/')?)?;
+    let essence = &line[..line.len() - rest.len()];
     let mut parameters = Vec::new();
     loop {
         rest = rest.trim_start_matches(BLANK);
         if rest.is_empty() {
-            break;
+            return Some(ContentType::Parsed { essence, parameters });
         }
         let (name, after) = token(rest.strip_prefix(';')?.trim_start_matches(BLANK))?;
         let after = after.strip_prefix('=')?;
         let (value, after) = if after.starts_with('"') { quoted(after)? } else { token(after)? };
-        parameters.push((name.to_ascii_lowercase(), value));
+        parameters.push((name, value));
         rest = after;
     }
-    let essence = format!("{}/{}", kind.to_ascii_lowercase(), subtype.to_ascii_lowercase());
-    Some(ContentType::Parsed { essence, parameters })
 }
 
 fn token(text: &str) -> Option<(&str, &str)> {
@@ -135,5 +143,7 @@ fn unquoted(value: &str) -> &str {
 fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
+
+const JSON_SUFFIX: &str = "+json";
 
 const BLANK: [char; 2] = [' ', '\t'];

@@ -15,6 +15,8 @@ use std::borrow::Cow;
 use super::pointer::Pointer;
 
 mod lexeme;
+mod order;
+mod route;
 mod scan;
 
 pub(super) use lexeme::spelling;
@@ -50,12 +52,18 @@ struct Child {
     /// The first bytes of the name as a number; where two differ, names are in the order of these.
     prefix: u64,
     start: u32,
-    /// Equal to `start` if it is left out.
     end: u32,
     /// The length of the name, without quotes.
     name: u32,
-    /// The first container inside it, if there is one.
+    /// The first container inside it, if there is one; or [`LEFT_OUT`].
     inner: u32,
+}
+
+impl Child {
+    /// Its name, without quotes.
+    fn name<'t>(&self, text: &'t [u8]) -> &'t [u8] {
+        &text[self.start as usize + 1..][..self.name as usize]
+    }
 }
 
 /// The body is not JSON to be compared as such: it breaks the grammar, is not UTF-8, nests too deeply, or has a name
@@ -76,18 +84,14 @@ impl<'a> Outline<'a> {
         self.write_range(0, self.text.len(), 0, sink);
     }
 
-    /// Puts members in order. Names are compared as they are spelled in the text: each name has one spelling there.
+    /// Puts members in order.
     fn sort(&mut self) -> Result<(), NotJson> {
-        let Self { text, containers, children } = self;
-        let name = |child: &Child| &text[child.start as usize + 1..][..child.name as usize];
-        for container in containers.iter().filter(|container| container.is_object) {
-            let members = &mut children[container.first as usize..container.last as usize];
-            members.sort_unstable_by(|a, b| a.prefix.cmp(&b.prefix).then_with(|| name(a).cmp(name(b))));
-            if members
-                .windows(2)
-                .any(|pair| pair[0].prefix == pair[1].prefix && name(&pair[0]) == name(&pair[1]))
-            {
-                return Err(NotJson);
+        for container in self.containers.iter_mut().filter(|container| container.is_object) {
+            let members = &mut self.children[container.first as usize..container.last as usize];
+            order::sort(members, &self.text)?;
+            let is_whole = members.iter().all(|member| member.inner != LEFT_OUT);
+            if is_whole && members.is_sorted_by_key(|member| member.start) {
+                container.last = container.first;
             }
         }
         Ok(())
@@ -104,11 +108,16 @@ impl<'a> Outline<'a> {
                 continue;
             }
             sink(&self.text[start..=container.start as usize]);
-            let mut separator: &[u8] = b"";
-            for child in children.iter().filter(|child| child.start != child.end) {
-                sink(separator);
-                self.write_range(child.start as usize, child.end as usize, child.inner, sink);
-                separator = b",";
+            // A child is written with the comma after it; where it had none, or needs none, that is put right.
+            let mut kept = children.iter().filter(|child| child.inner != LEFT_OUT).peekable();
+            while let Some(child) = kept.next() {
+                let is_last = kept.peek().is_none();
+                let has_comma = self.text[child.end as usize] == b',';
+                let end = child.end as usize + usize::from(has_comma && !is_last);
+                self.write_range(child.start as usize, end, child.inner, sink);
+                if !has_comma && !is_last {
+                    sink(b",");
+                }
             }
             start = container.end as usize - 1;
             next = container.next as usize;
@@ -116,3 +125,9 @@ impl<'a> Outline<'a> {
         sink(&self.text[start..end]);
     }
 }
+
+/// In place of the first container inside a child: a pointer says to leave it out.
+const LEFT_OUT: u32 = u32::MAX;
+
+#[cfg(test)]
+mod tests;

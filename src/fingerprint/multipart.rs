@@ -77,3 +77,124 @@ fn is_plain(byte: u8) -> bool {
 
 /// RFC 2046 allows 1 to 70. One character alone would occur all over a body; 70 bounds what a mismatch can cost.
 const LENGTHS: std::ops::RangeInclusive<usize> = 2..=70;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_segments_are_what_stands_between_the_delimiters() {
+        let body = b"preamble\r\n--x-y\r\na: b\r\n\r\none\r\n--x-y \t\r\n\r\n\r\n--x-y--\r\nepilogue";
+        let expected: [&[u8]; 4] =
+            [b"preamble\r\n", b"\r\na: b\r\n\r\none\r\n", b" \t\r\n\r\n\r\n", b"--\r\nepilogue"];
+        assert_eq!(segments(body, "x-y"), Some(expected.map(<[u8]>::to_vec).to_vec()));
+        assert_eq!(segments(b"--xy--", "xy"), Some(vec![b"".to_vec(), b"--".to_vec()]));
+    }
+
+    #[test]
+    fn a_boundary_that_occurs_anywhere_else_leaves_no_segments() {
+        let bodies = [
+            "",
+            "a",
+            "--xy",
+            "--xy\r\n",
+            "--xy\r\na\r\n",
+            "--xy\r\n\r\nxy\r\n--xy--",
+            "--xy\r\n\r\n--xyz\r\n--xy--",
+            "--xy\r\n\n--xy\r\n\r\n--xy--",
+            "--xy\n\r\n--xy--",
+            "a--xy\r\n\r\n--xy--",
+            "--xy\r\n\r\n--xy--\r\n--xy--",
+            "--xy--\r\n--xy\r\n",
+            "--xy--xy",
+            "--xy\r\n\r\nxy--xy\r\n--xy--",
+            "\n--xy--",
+            "-xy--",
+        ];
+        for body in bodies {
+            assert_eq!(segments(body.as_bytes(), "xy"), None, "{body:?}");
+        }
+    }
+
+    #[test]
+    fn an_odd_boundary_leaves_no_segments() {
+        for boundary in ["", "x", "x y", "xé", "x\"", "x\\y", "x\r\n", &"x".repeat(71)] {
+            assert_eq!(
+                segments(format!("--{boundary}\r\n\r\n--{boundary}--").as_bytes(), boundary),
+                None,
+                "{boundary:?}"
+            );
+        }
+        for boundary in ["xy", "----", "a'()+_,-./:=?Z9", &"x".repeat(69)] {
+            let body = format!("--{boundary}\r\n\r\n\r\n--{boundary}--");
+            assert_eq!(segments(body.as_bytes(), boundary).is_some(), boundary != "----", "{boundary:?}");
+        }
+    }
+
+    #[test]
+    fn hostile_bodies_take_linear_time() {
+        let long = "a".repeat(69);
+        let bodies = [
+            (format!("{}--xy--", "--xy\r\n\r\n".repeat(1_000_000)), "xy"),
+            (format!("--xy{}\r\n--xy--", "\r\n\r\n--xy".repeat(1_000_000)), "xy"),
+            ("a".repeat(2 << 20), &long),
+            ("b".to_owned() + &"a".repeat(2 << 20), &("b".to_owned() + &long)),
+            ("--".repeat(1 << 20), "----"),
+        ];
+        for (body, boundary) in &bodies {
+            let start = Instant::now();
+            segments(body.as_bytes(), boundary);
+            assert!(start.elapsed().as_secs() < 5, "{}", &body[..20]);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn segments_are_there_if_and_only_if_every_boundary_delimits(
+            pieces in proptest::collection::vec(piece(), 0..9), ends in proptest::sample::select(&["", "\r\n--aa--", "--"][..]),
+        ) {
+            let body = pieces.concat() + ends;
+            let body = body.as_bytes();
+            let places: Vec<_> = (0..body.len()).filter(|&place| body[place..].starts_with(b"aa")).collect();
+            let closes = |place: &usize| body[place + 2..].starts_with(b"--");
+            let delimits = |place: &usize| {
+                let text = std::str::from_utf8(&body[place + 2..]).unwrap();
+                (*place == 2 && body.starts_with(b"--") || body[..*place].ends_with(b"\r\n--"))
+                    && (closes(place) || text.trim_start_matches([' ', '\t']).starts_with("\r\n"))
+            };
+            let last_closes = places.split_last().is_some_and(|(last, rest)| closes(last) && !rest.iter().any(closes));
+            let found = segments(body, "aa");
+            prop_assert_eq!(found.is_some(), last_closes && places.iter().all(delimits));
+            if let Some(found) = found {
+                prop_assert_eq!(found.join(&b"--aa"[..]), body);
+            }
+        }
+
+        #[test]
+        fn a_search_finds_what_a_plain_one_finds(
+            text in proptest::collection::vec(b'a'..b'd', 0..60), pattern in proptest::collection::vec(b'a'..b'c', 2..5),
+        ) {
+            for from in 0..=text.len() {
+                let plain = (from..text.len()).find(|&place| text[place..].starts_with(&pattern));
+                prop_assert_eq!(Search::new(&pattern).find(&text, from), plain);
+            }
+        }
+    }
+
+    fn piece() -> impl Strategy<Value = &'static str> {
+        proptest::sample::select(
+            &["\r\n--aa\r\n", "--aa\r\n", "\r\n--aa \t\r\n", "a", "-", "\r\n", " ", "aa", "b", "\r\n--aa--"]
+                [..],
+        )
+    }
+
+    fn segments(body: &[u8], boundary: &str) -> Option<Vec<Vec<u8>>> {
+        let mut found = Vec::new();
+        Segments::of(body, boundary)?.for_each(|segment| found.push(segment.to_vec()));
+        Some(found)
+    }
+}

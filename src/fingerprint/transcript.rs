@@ -3,7 +3,7 @@
 use sha2::Digest as _;
 use sha2::Sha256;
 
-use super::{BodyForm, Digest};
+use super::Digest;
 
 /// A hash over parts that cannot run into each other.
 ///
@@ -18,9 +18,9 @@ pub(super) struct Transcript {
 }
 
 impl Transcript {
-    pub(super) fn new(domain: &[u8]) -> Self {
+    pub(super) fn new(domain: Domain) -> Self {
         let mut transcript = Self { hash: Sha256::new(), buffer: [0; BUFFER], filled: 0 };
-        transcript.field(domain);
+        transcript.field(domain.name());
         transcript
     }
 
@@ -28,6 +28,11 @@ impl Transcript {
     pub(super) fn field(&mut self, bytes: &[u8]) {
         self.count(bytes.len());
         self.bytes(bytes);
+    }
+
+    pub(super) fn field_in_lower_case(&mut self, text: &str) {
+        self.count(text.len());
+        text.bytes().for_each(|byte| self.bytes(&[byte.to_ascii_lowercase()]));
     }
 
     /// How many bytes follow, or how many parts.
@@ -82,6 +87,33 @@ impl Transcript {
             self.filled = 0;
         }
     }
+}
+
+/// What a transcript is of; its first part, which keeps the two apart.
+#[derive(Clone, Copy)]
+pub(super) enum Domain {
+    Input,
+    Request,
+}
+
+impl Domain {
+    fn name(self) -> &'static [u8] {
+        match self {
+            Self::Input => b"tower-idempotency input",
+            Self::Request => b"tower-idempotency request",
+        }
+    }
+}
+
+/// What the bytes after the tag are. The numbers are part of the stored format.
+#[derive(Clone, Copy)]
+pub(super) enum BodyForm {
+    Raw = 0,
+    Json = 1,
+    Form = 2,
+    Multipart = 3,
+    Function = 4,
+    Nothing = 5,
 }
 
 /// The version of everything that decides a digest's bytes: the transcript, the normal forms, the hash.

@@ -4,27 +4,13 @@ use super::NotJson;
 
 /// The end of the run of string characters from `at` on that can stand as they are.
 #[inline]
-pub(super) fn plain(source: &[u8], mut at: usize) -> usize {
-    while let Some(Ok(word)) = source.get(at..at + 8).map(<[u8; 8]>::try_from) {
-        let stops = stops(u64::from_le_bytes(word));
-        if stops != 0 {
-            return at + stops.trailing_zeros() as usize / 8;
-        }
-        at += 8;
-    }
-    while source.get(at).is_some_and(|&byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
-        at += 1;
-    }
-    at
-}
-
-/// The high bit of each byte that is a quote, a backslash or a control character. Only the lowest one is sure.
-#[inline]
-fn stops(word: u64) -> u64 {
-    const ONES: u64 = u64::MAX / 255;
-    let zeros = |word: u64| word.wrapping_sub(ONES) & !word;
-    let controls = word.wrapping_sub(ONES * 0x20) & !word;
-    (zeros(word ^ (ONES * b'"' as u64)) | zeros(word ^ (ONES * b'\\' as u64)) | controls) & (ONES * 0x80)
+pub(super) fn plain(source: &[u8], at: usize) -> usize {
+    run(source, at, |word| {
+        let quote = (word ^ each(b'"')).wrapping_sub(each(1));
+        let backslash = (word ^ each(b'\\')).wrapping_sub(each(1));
+        let control = word.wrapping_sub(each(b' '));
+        (quote | backslash | control) & !word
+    })
 }
 
 /// The end of the number that starts at `at`.
@@ -48,11 +34,44 @@ pub(super) fn number(source: &[u8], mut at: usize) -> Result<usize, NotJson> {
 /// The end of the digits from `at` on, of which there is at least one.
 #[inline]
 fn digits(source: &[u8], at: usize) -> Result<usize, NotJson> {
-    let mut end = at;
-    while source.get(end).is_some_and(u8::is_ascii_digit) {
-        end += 1;
-    }
+    // Zero to nine, once the bits of '0' are taken away; the sum has the high bit from ten on.
+    let end = run(source, at, |word| {
+        let word = word ^ each(b'0');
+        ((word & each(0x7f)) + each(0x80 - 10)) | word
+    });
     if end == at { Err(NotJson) } else { Ok(end) }
+}
+
+/// The end of the bytes from `at` on until the first for which `stops` sets the high bit.
+///
+/// A word at a time, without a branch inside: the length of a token, which no branch predictor guesses, then costs
+/// no misprediction. `stops` need not be right about the bytes that come after one it stops at.
+#[inline(always)]
+fn run(source: &[u8], mut at: usize, stops: impl Fn(u64) -> u64) -> usize {
+    loop {
+        let word = match source.get(at..).and_then(|rest| rest.first_chunk()) {
+            Some(word) => u64::from_le_bytes(*word),
+            None => last_word(source, at),
+        };
+        let stops = stops(word) & each(0x80);
+        if stops != 0 {
+            return at + stops.trailing_zeros() as usize / 8;
+        }
+        at += 8;
+    }
+}
+
+/// The next word, filled up with zeros after the end, which end every run.
+#[cold]
+fn last_word(source: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.iter_mut().zip(source.iter().skip(at)).for_each(|(byte, &source)| *byte = source);
+    u64::from_le_bytes(word)
+}
+
+/// A word with the same byte in all of its places.
+const fn each(byte: u8) -> u64 {
+    u64::MAX / 0xff * byte as u64
 }
 
 /// The character that the `\u` escape at `at` stands for, and the end of the escape: two, for a surrogate pair.

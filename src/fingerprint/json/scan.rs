@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 
-use super::{Child, Container, NotJson, Outline, lexeme};
+use super::route::{Routes, Stretch};
+use super::{Child, Container, LEFT_OUT, NotJson, Outline, lexeme, order};
 use crate::fingerprint::pointer::Pointer;
 
-/// Goes over a document once. Members of objects that are not in order are noted but not yet sorted.
+/// Goes over a document once. Members of objects that may be out of order are noted but not yet sorted.
 pub(super) fn scan<'a>(body: &'a [u8], ignored: &[Pointer]) -> Result<Outline<'a>, NotJson> {
     // Places in the text are 32 bits wide; the text is never longer than the body.
     if u32::try_from(body.len()).is_err() || std::str::from_utf8(body).is_err() {
@@ -13,13 +14,12 @@ pub(super) fn scan<'a>(body: &'a [u8], ignored: &[Pointer]) -> Result<Outline<'a
     }
     Scanner {
         source: body,
-        ignored,
-        at: 0,
         kept: Vec::new(),
         run: 0,
-        open: Vec::new(),
-        routes: (0..ignored.len()).collect(),
-        pending: Vec::new(),
+        lost: 0,
+        open: Vec::with_capacity(FEW),
+        routes: Routes::new(ignored),
+        pending: Vec::with_capacity(FEW),
         containers: Vec::new(),
         children: Vec::new(),
     }
@@ -28,16 +28,15 @@ pub(super) fn scan<'a>(body: &'a [u8], ignored: &[Pointer]) -> Result<Outline<'a
 
 struct Scanner<'a, 'p> {
     source: &'a [u8],
-    ignored: &'p [Pointer],
-    at: usize,
     /// The text so far, less the current run.
     kept: Vec<u8>,
     /// Where the current run starts, the part of the source that will be kept as it is.
     run: usize,
+    /// By how much the text up to the current run is shorter than the source.
+    lost: usize,
     /// The containers around the current place, outermost first.
     open: Vec<Open>,
-    /// The pointers that lead into the open containers, those of one container side by side.
-    routes: Vec<usize>,
+    routes: Routes<'p>,
     /// The children of the open containers so far.
     pending: Vec<Child>,
     containers: Vec<Container>,
@@ -45,314 +44,241 @@ struct Scanner<'a, 'p> {
 }
 
 /// An open container.
+#[derive(Clone, Copy)]
 struct Open {
     is_object: bool,
     /// Its place in `containers`.
     place: u32,
     /// Its first child in `pending`.
-    first: usize,
-    /// The routes through it.
-    routes: (usize, usize),
-    /// How many elements the array has so far; counted only if there are routes through it.
-    elements: usize,
+    first: u32,
+    /// The pointers that lead into it.
+    routes: Stretch,
+    /// How many elements the array has so far; counted only if pointers lead into it.
+    elements: u32,
 }
 
+/// Every method that goes forward takes the place in the source where it starts and returns the one where it ended.
 impl<'a> Scanner<'a, '_> {
     fn document(mut self) -> Result<Outline<'a>, NotJson> {
-        self.space();
+        let mut at = self.space(0);
         loop {
-            self.value()?;
-            while !self.separator()? {
-                if self.open.is_empty() {
-                    return self.finish();
-                }
-            }
-        }
-    }
-
-    /// One scalar, or the start of a container up to its first value; an empty container is a scalar.
-    #[inline]
-    fn value(&mut self) -> Result<(), NotJson> {
-        loop {
-            match self.peek() {
-                Some(b'"') => return self.string(),
-                Some(b'-' | b'0'..=b'9') => {
-                    self.at = lexeme::number(self.source, self.at)?;
-                    return Ok(());
-                }
+            at = match self.source.get(at) {
+                Some(b'"') => self.string(at)?,
+                Some(b'-' | b'0'..=b'9') => lexeme::number(self.source, at)?,
                 Some(b'{') => {
-                    self.open(true)?;
-                    if self.peek() == Some(b'}') {
-                        self.close();
-                        return Ok(());
+                    at = self.open(at, true)?;
+                    if self.source.get(at) != Some(&b'}') {
+                        at = self.name(at)?;
+                        continue;
                     }
-                    self.name()?;
+                    self.close(at)
                 }
                 Some(b'[') => {
-                    self.open(false)?;
-                    if self.peek() == Some(b']') {
-                        self.close();
-                        return Ok(());
+                    at = self.open(at, false)?;
+                    if self.source.get(at) != Some(&b']') {
+                        self.element(at);
+                        continue;
                     }
-                    self.element();
+                    self.close(at)
                 }
-                Some(b't') => return self.literal(b"true"),
-                Some(b'f') => return self.literal(b"false"),
-                Some(b'n') => return self.literal(b"null"),
+                Some(b't') => self.literal(at, b"true")?,
+                Some(b'f') => self.literal(at, b"false")?,
+                Some(b'n') => self.literal(at, b"null")?,
                 _ => return Err(NotJson),
+            };
+            loop {
+                let Some(&Open { is_object, .. }) = self.open.last() else {
+                    return self.finish(at);
+                };
+                at = self.space(at);
+                match (self.source.get(at), is_object) {
+                    (Some(b','), true) => {
+                        at = self.space(at + 1);
+                        at = self.name(at)?;
+                        break;
+                    }
+                    (Some(b','), false) => {
+                        at = self.space(at + 1);
+                        self.element(at);
+                        break;
+                    }
+                    (Some(b'}'), true) | (Some(b']'), false) => at = self.close(at),
+                    _ => return Err(NotJson),
+                }
             }
         }
     }
 
-    /// What follows a value: `true` if another one, `false` if the container, or the document, ends here.
-    #[inline]
-    fn separator(&mut self) -> Result<bool, NotJson> {
-        let Some(&Open { is_object, .. }) = self.open.last() else {
-            return Ok(false);
-        };
-        self.space();
-        match (self.peek(), is_object) {
-            (Some(b','), true) => {
-                self.end_of_child();
-                self.at += 1;
-                self.space();
-                self.name()?;
-                Ok(true)
-            }
-            (Some(b','), false) => {
-                self.end_of_child();
-                self.at += 1;
-                self.space();
-                self.element();
-                Ok(true)
-            }
-            (Some(b'}'), true) | (Some(b']'), false) => {
-                self.end_of_child();
-                self.close();
-                Ok(false)
-            }
-            _ => Err(NotJson),
-        }
-    }
-
-    fn finish(mut self) -> Result<Outline<'a>, NotJson> {
-        let end = self.at;
-        self.skip_space();
-        if self.at != self.source.len() {
+    fn finish(mut self, end: usize) -> Result<Outline<'a>, NotJson> {
+        if skip_space(self.source, end) != self.source.len() {
             return Err(NotJson);
         }
-        let rest = &self.source[self.run..end];
         let text = if self.kept.is_empty() {
-            Cow::Borrowed(rest)
+            Cow::Borrowed(&self.source[self.run..end])
         } else {
-            self.kept.extend_from_slice(rest);
+            self.keep(end, end);
             Cow::Owned(self.kept)
         };
         Ok(Outline { text, containers: self.containers, children: self.children })
     }
 
-    fn open(&mut self, is_object: bool) -> Result<(), NotJson> {
+    fn open(&mut self, at: usize, is_object: bool) -> Result<usize, NotJson> {
         if self.open.len() == DEPTH {
             return Err(NotJson);
         }
         let place = index(self.containers.len());
-        let start = self.here();
+        let start = self.place(at);
         self.containers.push(Container { start, end: start, first: 0, last: 0, next: place + 1, is_object });
-        let from = self.open.last().map_or(0, |parent| parent.routes.1);
-        let routes = (from, self.routes.len());
-        self.open.push(Open { is_object, place, first: self.pending.len(), routes, elements: 0 });
-        self.at += 1;
-        self.space();
-        Ok(())
+        let routes = self.routes.open(self.open.last().map_or_else(Stretch::default, |parent| parent.routes));
+        self.open.push(Open { is_object, place, first: index(self.pending.len()), routes, elements: 0 });
+        Ok(self.space(at + 1))
     }
 
     /// Closes the innermost container; keeps note of it only if it cannot be copied as it is.
-    fn close(&mut self) {
-        self.at += 1;
-        let Some(open) = self.open.pop() else { return };
-        self.routes.truncate(open.routes.0);
-        let children = &self.pending[open.first..];
+    fn close(&mut self, at: usize) -> usize {
+        let Some(open) = self.open.pop() else { return at + 1 };
+        self.routes.close(open.routes);
+        let children = &mut self.pending[open.first as usize..];
         let in_order = !open.is_object || children.is_sorted_by(|a, b| a.prefix < b.prefix);
-        if in_order
-            && (open.routes.0 == open.routes.1 || children.iter().all(|child| child.start != child.end))
-        {
-            self.pending.truncate(open.first);
+        if in_order && (open.routes.is_empty() || children.iter().all(|child| child.inner != LEFT_OUT)) {
+            self.pending.truncate(open.first as usize);
             if self.containers.len() == open.place as usize + 1 {
                 self.containers.pop();
             }
-            return;
+            return at + 1;
+        }
+        // A child ends before the comma before the next one, the last one before the bracket.
+        let mut end = index(at - self.lost);
+        for child in children.iter_mut().rev() {
+            child.end = end;
+            end = child.start - 1;
+        }
+        if self.children.capacity() == 0 {
+            self.children.reserve(self.source.len() / MEMBER);
         }
         let first = index(self.children.len());
-        self.children.extend(self.pending.drain(open.first..));
-        let (last, next, end) = (index(self.children.len()), index(self.containers.len()), self.here());
+        self.children.extend(self.pending.drain(open.first as usize..));
+        let (last, next) = (index(self.children.len()), index(self.containers.len()));
+        let end = self.place(at + 1);
         let container = &mut self.containers[open.place as usize];
         *container = Container { end, first, last, next, ..*container };
+        at + 1
     }
 
     /// A member's name and colon.
-    fn name(&mut self) -> Result<(), NotJson> {
-        if self.peek() != Some(b'"') {
+    #[inline]
+    fn name(&mut self, at: usize) -> Result<usize, NotJson> {
+        if self.source.get(at) != Some(&b'"') {
             return Err(NotJson);
         }
-        let (start, from) = (self.here(), self.at + 1);
-        self.string()?;
-        let to = self.at - 1;
-        let name = if self.run < from {
-            &self.source[from..to]
+        let (source, start) = (self.source, self.place(at));
+        let mut end = self.string(at)?;
+        let (text, from, to) = if self.run <= at {
+            (source, at + 1, end - 1)
         } else {
-            self.keep(self.at);
-            &self.kept[start as usize + 1..self.kept.len() - 1]
+            self.keep(end, end);
+            (self.kept.as_slice(), start as usize + 1, self.kept.len() - 1)
         };
-        let mut child = Child { prefix: prefix(name), start, end: OPEN, name: index(name.len()), inner: 0 };
-        child.inner = index(self.containers.len());
-        if let Some(&Open { routes: (first, last), .. }) = self.open.last()
-            && first != last
+        let prefix = order::prefix(text, from, to);
+        let mut inner = index(self.containers.len());
+        if let Some(open) = self.open.last().filter(|open| !open.routes.is_empty())
+            && self.routes.step(open.routes, self.open.len() - 1, |step| step.is_member(&text[from..to]))
         {
-            let name = name.to_vec();
-            if self.route(|pointer, depth| pointer.step(depth).is_some_and(|(step, _)| step.is_member(&name)))
-            {
-                child.end = start;
-            }
+            inner = LEFT_OUT;
         }
-        self.pending.push(child);
-        self.space();
-        if self.peek() != Some(b':') {
+        self.pending.push(Child { prefix, start, end: start, name: index(to - from), inner });
+        end = self.space(end);
+        if self.source.get(end) != Some(&b':') {
             return Err(NotJson);
         }
-        self.at += 1;
-        self.space();
-        Ok(())
+        Ok(self.space(end + 1))
     }
 
     /// The start of an array's element.
-    fn element(&mut self) {
-        let start = self.here();
-        let Some(open) = self.open.last_mut().filter(|open| open.routes.0 != open.routes.1) else { return };
-        let place = open.elements;
-        open.elements += 1;
-        let left_out =
-            self.route(|pointer, depth| pointer.step(depth).is_some_and(|(step, _)| step.is_element(place)));
-        let end = if left_out { start } else { OPEN };
-        self.pending.push(Child { prefix: 0, start, end, name: 0, inner: index(self.containers.len()) });
-    }
-
-    /// Follows the pointers through the innermost container to one of its children: whether it is left out.
-    fn route(&mut self, leads: impl Fn(&Pointer, usize) -> bool) -> bool {
-        let Some(open) = self.open.last() else { return false };
+    #[inline]
+    fn element(&mut self, at: usize) {
+        let start = self.place(at);
         let depth = self.open.len() - 1;
-        let (first, last) = open.routes;
-        self.routes.truncate(last);
-        let mut left_out = false;
-        for route in first..last {
-            let pointer = &self.ignored[self.routes[route]];
-            if leads(pointer, depth) {
-                match pointer.step(depth) {
-                    Some((_, true)) => left_out = true,
-                    _ => self.routes.push(self.routes[route]),
-                }
-            }
-        }
-        left_out
-    }
-
-    #[inline]
-    fn end_of_child(&mut self) {
-        let here = self.here();
-        if let Some(open) = self.open.last()
-            && let Some(child) = self.pending[open.first..].last_mut()
-            && child.end == OPEN
-        {
-            child.end = here;
+        if let Some(open) = self.open.last_mut().filter(|open| !open.routes.is_empty()) {
+            let element = open.elements as usize;
+            open.elements += 1;
+            let left_out = self.routes.step(open.routes, depth, |step| step.is_element(element));
+            let inner = if left_out { LEFT_OUT } else { index(self.containers.len()) };
+            self.pending.push(Child { prefix: 0, start, end: start, name: 0, inner });
         }
     }
 
-    #[inline]
-    fn string(&mut self) -> Result<(), NotJson> {
-        self.at += 1;
+    #[inline(always)]
+    fn string(&mut self, at: usize) -> Result<usize, NotJson> {
+        let end = lexeme::plain(self.source, at + 1);
+        if self.source.get(end) == Some(&b'"') { Ok(end + 1) } else { self.string_with_escapes(end) }
+    }
+
+    /// The rest of a string, after what could stand as it is.
+    fn string_with_escapes(&mut self, mut at: usize) -> Result<usize, NotJson> {
         loop {
-            self.at = lexeme::plain(self.source, self.at);
-            match self.peek() {
-                Some(b'"') => {
-                    self.at += 1;
-                    return Ok(());
+            match (self.source.get(at), self.source.get(at + 1)) {
+                (Some(b'"'), _) => return Ok(at + 1),
+                (Some(b'\\'), Some(b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't')) => at += 2,
+                (Some(b'\\'), Some(b'/')) => {
+                    self.keep(at, at + 1);
+                    at += 2;
                 }
-                Some(b'\\') => self.escape()?,
+                (Some(b'\\'), Some(b'u')) => {
+                    let (char, end) = lexeme::unicode_escape(self.source, at)?;
+                    self.keep(at, at);
+                    lexeme::spell(char, &mut self.kept);
+                    self.run = end;
+                    self.lost = end - self.kept.len();
+                    at = end;
+                }
                 _ => return Err(NotJson),
             }
+            at = lexeme::plain(self.source, at);
         }
-    }
-
-    fn escape(&mut self) -> Result<(), NotJson> {
-        match self.source.get(self.at + 1) {
-            Some(b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't') => self.at += 2,
-            Some(b'/') => {
-                self.keep(self.at);
-                self.at += 2;
-                self.run = self.at - 1;
-            }
-            Some(b'u') => {
-                let (char, end) = lexeme::unicode_escape(self.source, self.at)?;
-                self.keep(self.at);
-                lexeme::spell(char, &mut self.kept);
-                self.at = end;
-                self.run = end;
-            }
-            _ => return Err(NotJson),
-        }
-        Ok(())
     }
 
     #[inline]
-    fn literal(&mut self, literal: &[u8]) -> Result<(), NotJson> {
-        if !self.source[self.at..].starts_with(literal) {
-            return Err(NotJson);
-        }
-        self.at += literal.len();
-        Ok(())
+    fn literal(&self, at: usize, literal: &[u8]) -> Result<usize, NotJson> {
+        if self.source[at..].starts_with(literal) { Ok(at + literal.len()) } else { Err(NotJson) }
     }
 
     /// Leaves white space out of the text.
     #[inline]
-    fn space(&mut self) {
-        if self.peek().is_some_and(|byte| byte <= b' ') {
-            self.keep(self.at);
-            self.skip_space();
-            self.run = self.at;
+    fn space(&mut self, at: usize) -> usize {
+        match self.source.get(at) {
+            Some(&byte) if byte <= b' ' => {
+                let end = skip_space(self.source, at);
+                self.keep(at, end);
+                end
+            }
+            _ => at,
         }
     }
 
-    fn skip_space(&mut self) {
-        while let Some(b' ' | b'\t' | b'\n' | b'\r') = self.peek() {
-            self.at += 1;
+    /// Copies the current run up to `end` into the text; the next one starts at `next`.
+    fn keep(&mut self, end: usize, next: usize) {
+        if self.kept.capacity() == 0 {
+            self.kept.reserve(self.source.len());
         }
-    }
-
-    /// Copies the current run up to `end` into the text.
-    #[inline]
-    fn keep(&mut self, end: usize) {
         self.kept.extend_from_slice(&self.source[self.run..end]);
-        self.run = end;
+        self.run = next;
+        self.lost = next - self.kept.len();
     }
 
+    /// The place in the text of a place in the current run.
     #[inline]
-    fn peek(&self) -> Option<u8> {
-        self.source.get(self.at).copied()
-    }
-
-    /// The current place in the text.
-    #[inline]
-    fn here(&self) -> u32 {
-        index(self.kept.len() + self.at - self.run)
+    fn place(&self, at: usize) -> u32 {
+        index(at - self.lost)
     }
 }
 
-/// The first eight bytes as a big-endian number, as if zeros followed the name.
 #[inline]
-fn prefix(name: &[u8]) -> u64 {
-    let mut prefix = [0; 8];
-    let length = name.len().min(8);
-    prefix[..length].copy_from_slice(&name[..length]);
-    u64::from_be_bytes(prefix)
+fn skip_space(source: &[u8], mut at: usize) -> usize {
+    while let Some(b' ' | b'\t' | b'\n' | b'\r') = source.get(at) {
+        at += 1;
+    }
+    at
 }
 
 /// Counts and places in a document fit 32 bits, as its length does.
@@ -361,8 +287,11 @@ fn index(index: usize) -> u32 {
     index as u32
 }
 
-/// The end of a child that has none yet.
-const OPEN: u32 = u32::MAX;
-
 /// The deepest nesting that has a normal form; serde_json stops at about the same.
 pub(super) const DEPTH: usize = 128;
+
+/// The bytes of a member, on an average that is rather too low: what memory is set aside for.
+const MEMBER: usize = 16;
+
+/// How many levels, or members on them, most documents have no more than.
+const FEW: usize = 16;
