@@ -114,10 +114,18 @@ mod tests {
             "--xy\r\n\r\nxy--xy\r\n--xy--",
             "\n--xy--",
             "-xy--",
+            "--xy\r\r\n--xy--",
+            "--xy\r\n\r\n--xy--\r\n--xy",
         ];
         for body in bodies {
             assert_eq!(segments(body.as_bytes(), "xy"), None, "{body:?}");
         }
+    }
+
+    #[test]
+    fn a_boundary_that_overlaps_itself_leaves_no_segments() {
+        assert_eq!(segments(b"--q--q--q", "q--q"), None);
+        assert!(segments(b"--q--q--", "q--q").is_some());
     }
 
     #[test]

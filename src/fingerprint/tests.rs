@@ -102,6 +102,10 @@ fn a_multipart_form_matches_whatever_its_boundary() {
         upload("multipart/mixed; boundary=first", &body("first", "content")),
         upload("multipart/mixed; boundary=second", &body("second", "content")),
     );
+    assert_ne!(
+        upload("multipart/form-data; boundary=first; boundary=x", &body("first", "content")),
+        upload("multipart/form-data; boundary=second; boundary=x", &body("second", "content")),
+    );
 }
 
 #[test]

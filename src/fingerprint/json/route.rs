@@ -26,12 +26,10 @@ impl<'p> Routes<'p> {
         Stretch { first: parent.last, last: self.stack.len() as u32 }
     }
 
-    #[inline]
-    pub(super) fn close(&mut self, container: Stretch) {
-        self.stack.truncate(container.first as usize);
-    }
-
     /// Takes the step from a container at `depth` to one of its children: whether a pointer ends there.
+    ///
+    /// It begins by taking off the stack what the child before has left there. Nothing else needs to: a container that
+    /// no pointer leads into leaves nothing.
     #[cold]
     pub(super) fn step(&mut self, container: Stretch, depth: usize, leads: impl Fn(&Step) -> bool) -> bool {
         self.stack.truncate(container.last as usize);

@@ -137,7 +137,6 @@ impl<'a> Scanner<'a, '_> {
     /// Closes the innermost container; keeps note of it only if it cannot be copied as it is.
     fn close(&mut self, at: usize) -> usize {
         let Some(open) = self.open.pop() else { return at + 1 };
-        self.routes.close(open.routes);
         let children = &mut self.pending[open.first as usize..];
         let in_order = !open.is_object || children.is_sorted_by(|a, b| a.prefix < b.prefix);
         if in_order && (open.routes.is_empty() || children.iter().all(|child| child.inner != LEFT_OUT)) {

@@ -15,6 +15,10 @@ fn white_space_member_order_and_escapes_do_not_count() {
         r#"["\/\u0041\u00e9\ud83d\ude00\u0022\u005C\u000A\u001F"]"#,
         r#"["/Aé😀\"\\\n\u001f"]"#,
     );
+    assert_normal_form(
+        r#""\u0008\u0009\u000A\u000c\u000d\b\t\n\f\r\u0000\u007f""#,
+        "\"\\b\\t\\n\\f\\r\\b\\t\\n\\f\\r\\u0000\u{7f}\"",
+    );
     assert_normal_form(r#"{"\u0062":1,"a":2}"#, r#"{"a":2,"b":1}"#);
     assert_normal_form(
         r#"[{"b":1,"a":2},{"a":[{"d":1,"c":2}],"b":3}]"#,
@@ -77,7 +81,7 @@ fn names_are_told_apart_whatever_they_share() {
 
 #[test]
 fn what_a_strict_parser_refuses_has_no_normal_form() {
-    let refused: [&[u8]; 53] = [
+    let refused: [&[u8]; 56] = [
         b"",
         b" ",
         b"{",
@@ -112,6 +116,9 @@ fn what_a_strict_parser_refuses_has_no_normal_form() {
         b"1\0",
         b"[1\x0c]",
         b"01",
+        b"1:",
+        b"1/",
+        b"[1:2]",
         b"-",
         b"-01",
         b"+1",

@@ -143,8 +143,11 @@ fn spell_string(string: &str, dice: &mut Dice<'_>, out: &mut String) {
                 char.encode_utf16(&mut [0; 2]).iter().for_each(|unit| *out += &format!("\\u{unit:04X}"))
             }
             ('"' | '\\', _) | ('/', 3) => out.extend(['\\', char]),
-            ('\n', _) => *out += "\\n",
-            ('\t', _) => *out += "\\t",
+            ('\n', 0..=3) => *out += "\\n",
+            ('\t', 0..=3) => *out += "\\t",
+            ('\r', 0..=3) => *out += "\\r",
+            ('\u{8}', 0..=3) => *out += "\\b",
+            ('\u{c}', 0..=3) => *out += "\\f",
             ('\0'..='\u{1f}', _) => *out += &format!("\\u{:04x}", char as u32),
             _ => out.push(char),
         }
@@ -209,5 +212,7 @@ pub(super) const NAMES: [&str; 18] = [
     "a name that goes on for longer than sixty-four bytes, in which it is all the same: 1",
 ];
 
-const CHARS: [char; 14] =
-    ['a', 'b', '/', '"', '\\', '\0', '\n', '\u{8}', '\u{1f}', '\u{7f}', 'é', '\u{2028}', '\u{ffff}', '😀'];
+const CHARS: [char; 17] = [
+    'a', 'b', '/', '"', '\\', '\0', '\n', '\t', '\r', '\u{c}', '\u{8}', '\u{1f}', '\u{7f}', 'é', '\u{2028}',
+    '\u{ffff}', '😀',
+];
