@@ -4,4 +4,6 @@
 
 mod support;
 
+mod concurrency;
 mod replay;
+mod waiting;

@@ -1,9 +1,15 @@
 //! A database, a service over real HTTP, and a client, for each test.
 
 mod client;
+mod gate;
+mod log;
+mod raw;
 mod service;
 
 pub(crate) use client::{Answer, Call, Client};
+pub(crate) use gate::{Gate, paid, payment};
+pub(crate) use log::{Fields, Log};
+pub(crate) use raw::{RawAnswer, post_raw};
 pub(crate) use service::{Service, serve};
 
 use axum::http::request::Parts;
@@ -48,12 +54,19 @@ pub(crate) fn tenant() -> Tenant {
 
 /// Writes one effect through any connection.
 pub(crate) async fn effect(connection: &mut sqlx::PgConnection, name: &str) -> Result<i64, sqlx::Error> {
-    sqlx::query_scalar("insert into effect (name) values ($1) returning id").bind(name).fetch_one(connection).await
+    sqlx::query_scalar("insert into effect (name) values ($1) returning id")
+        .bind(name)
+        .fetch_one(connection)
+        .await
 }
 
 /// How many effects of this name are committed.
 pub(crate) async fn effects(pool: &PgPool, name: &str) -> i64 {
-    sqlx::query_scalar("select count(*) from effect where name = $1").bind(name).fetch_one(pool).await.unwrap()
+    sqlx::query_scalar("select count(*) from effect where name = $1")
+        .bind(name)
+        .fetch_one(pool)
+        .await
+        .unwrap()
 }
 
 /// How many records there are.
@@ -63,7 +76,10 @@ pub(crate) async fn records(pool: &PgPool) -> i64 {
 
 /// The states of all records.
 pub(crate) async fn states(pool: &PgPool) -> Vec<String> {
-    sqlx::query_scalar("select state from idempotency.record order by created_at").fetch_all(pool).await.unwrap()
+    sqlx::query_scalar("select state from idempotency.record order by created_at")
+        .fetch_all(pool)
+        .await
+        .unwrap()
 }
 
 /// Asserts that no connection of this database is inside a transaction, waiting for those that are
