@@ -14,9 +14,10 @@ pub(crate) struct RawAnswer {
 }
 
 /// Posts with these header lines, as bytes, and reads until the service closes the connection.
-pub(crate) async fn post_raw(address: SocketAddr, lines: &[&[u8]], body: &[u8]) -> RawAnswer {
+pub(crate) async fn post_raw(address: SocketAddr, path: &str, lines: &[&[u8]], body: &[u8]) -> RawAnswer {
+    let request = format!("POST {path} HTTP/1.1");
     let length = format!("content-length: {}", body.len());
-    let own: [&[u8]; 4] = [b"POST / HTTP/1.1", b"host: test", b"connection: close", length.as_bytes()];
+    let own: [&[u8]; 4] = [request.as_bytes(), b"host: test", b"connection: close", length.as_bytes()];
     let mut request = Vec::new();
     for line in own.iter().chain(lines) {
         request.extend_from_slice(line);
