@@ -5,5 +5,7 @@
 mod support;
 
 mod concurrency;
+mod fingerprint;
+mod fingerprint_forms;
 mod replay;
 mod waiting;

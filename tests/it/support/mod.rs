@@ -3,12 +3,14 @@
 mod client;
 mod gate;
 mod log;
+mod pairs;
 mod raw;
 mod service;
 
 pub(crate) use client::{Answer, Call, Client};
 pub(crate) use gate::{Gate, paid, payment};
 pub(crate) use log::{Fields, Log};
+pub(crate) use pairs::{Pairs, Sent};
 pub(crate) use raw::{RawAnswer, post_raw};
 pub(crate) use service::{Service, serve};
 
