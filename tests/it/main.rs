@@ -8,4 +8,6 @@ mod concurrency;
 mod fingerprint;
 mod fingerprint_forms;
 mod replay;
+mod reuse;
+mod scope;
 mod waiting;
