@@ -7,6 +7,7 @@ mod support;
 mod concurrency;
 mod fingerprint;
 mod fingerprint_forms;
+mod keys;
 mod replay;
 mod reuse;
 mod scope;
