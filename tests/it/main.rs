@@ -8,6 +8,7 @@ mod concurrency;
 mod fingerprint;
 mod fingerprint_forms;
 mod keys;
+mod rejections;
 mod replay;
 mod reuse;
 mod scope;

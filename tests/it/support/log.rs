@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
+use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
 use tracing::field::{Field, Visit};
@@ -41,9 +42,23 @@ impl Log {
         self.told.lock().unwrap().text.clone()
     }
 
-    /// The idempotency spans that have closed since the last call.
-    pub(crate) fn spans(&self) -> Vec<Fields> {
-        std::mem::take(&mut self.told.lock().unwrap().closed)
+    /// The next idempotency span that has closed; waits for it.
+    pub(crate) async fn span(&self) -> Fields {
+        let mut next = None;
+        super::eventually(Location::caller(), async || {
+            let mut told = self.told.lock().unwrap();
+            if !told.closed.is_empty() {
+                next = Some(told.closed.remove(0));
+            }
+            next.as_ref().map(|_| ()).ok_or_else(|| "no span has closed".to_owned())
+        })
+        .await;
+        next.unwrap()
+    }
+
+    /// How many idempotency spans have closed and were not asked for.
+    pub(crate) fn spans(&self) -> usize {
+        self.told.lock().unwrap().closed.len()
     }
 }
 
