@@ -6,7 +6,7 @@ use axum::response::Response;
 use tracing::Span;
 use tracing::field::Empty;
 
-use crate::rejection::RejectionKind;
+use crate::rejection::{Rejection, RejectionKind};
 
 /// How a request ended. The span's `outcome` field, and an extension of every response.
 ///
@@ -70,6 +70,9 @@ pub(crate) fn span() -> Span {
 
 /// Marks a response that is about to leave.
 pub(crate) fn finish(mut response: Response, outcome: Outcome) -> Response {
+    // Made by one of our extractors, or by a layer inside of this one: it says more than "released".
+    let rejection = response.extensions().get::<Rejection>();
+    let outcome = rejection.map_or(outcome, |rejection| Outcome::Rejected(rejection.kind()));
     record(outcome);
     response.extensions_mut().insert(outcome);
     response

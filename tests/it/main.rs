@@ -5,4 +5,12 @@
 mod support;
 
 mod cancel;
+mod concurrency;
+mod fingerprint;
+mod fingerprint_forms;
+mod keys;
+mod rejections;
 mod replay;
+mod reuse;
+mod scope;
+mod waiting;

@@ -1,9 +1,21 @@
 //! A database, a service over real HTTP, and a client, for each test.
 
 mod client;
+mod faults;
+mod gate;
+mod log;
+mod outer;
+mod pairs;
+mod raw;
 mod service;
 
 pub(crate) use client::{Answer, Call, Client};
+pub(crate) use faults::{FAULTS, Faults, SECRETS};
+pub(crate) use gate::{Gate, paid, payment};
+pub(crate) use log::{Fields, Log};
+pub(crate) use outer::Outer;
+pub(crate) use pairs::{Pairs, Sent};
+pub(crate) use raw::{RawAnswer, post_raw};
 pub(crate) use service::{Service, serve};
 
 use axum::http::request::Parts;

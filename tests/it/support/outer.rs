@@ -1,0 +1,39 @@
+//! A middleware outside of the layer, which sees what a service's own logging would see.
+
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use tower_idempotency::{Outcome, Rejection, RejectionKind};
+
+/// What the extensions of the responses say.
+#[derive(Clone, Default)]
+pub(crate) struct Outer(Arc<Mutex<Vec<(Option<Outcome>, Option<RejectionKind>)>>>);
+
+impl Outer {
+    /// Puts it around a router.
+    pub(crate) fn around(&self, router: Router) -> Router {
+        let seen = Arc::clone(&self.0);
+        router.layer(from_fn(move |request: Request, next: Next| {
+            let seen = Arc::clone(&seen);
+            async move {
+                let response = next.run(request).await;
+                let extensions = response.extensions();
+                let outcome = extensions.get::<Outcome>().copied();
+                seen.lock().unwrap().push((outcome, extensions.get::<Rejection>().map(Rejection::kind)));
+                response
+            }
+        }))
+    }
+
+    /// Notes it once more.
+    pub(crate) fn again(&self, seen: (Option<Outcome>, Option<RejectionKind>)) {
+        self.0.lock().unwrap().push(seen);
+    }
+
+    /// What the last response said.
+    pub(crate) fn last(&self) -> (Option<Outcome>, Option<RejectionKind>) {
+        *self.0.lock().unwrap().last().unwrap()
+    }
+}
