@@ -4,5 +4,7 @@
 
 mod support;
 
+mod auth;
 mod cancel;
 mod replay;
+mod routing;

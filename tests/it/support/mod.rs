@@ -1,9 +1,13 @@
 //! A database, a service over real HTTP, and a client, for each test.
 
 mod client;
+mod logs;
+mod raw;
 mod service;
 
 pub(crate) use client::{Answer, Call, Client};
+pub(crate) use logs::Logs;
+pub(crate) use raw::Raw;
 pub(crate) use service::{Service, serve};
 
 use axum::http::request::Parts;
