@@ -5,6 +5,9 @@
 mod support;
 
 mod auth;
+mod body;
+mod body_limit;
 mod cancel;
+mod plain_tower;
 mod replay;
 mod routing;
