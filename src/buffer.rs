@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -110,10 +112,23 @@ pub(crate) enum RequestBody {
         trailers: Option<HeaderMap>,
     },
     /// Not read by the layer: a stream, for one execution.
-    Streaming(Option<Body>),
+    Streaming {
+        body: Option<Body>,
+        broken: Arc<AtomicBool>,
+    },
 }
 
 impl RequestBody {
+    pub(crate) fn streaming(body: Body) -> Self {
+        let broken = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&broken);
+        let body = body.map_err(move |error| {
+            flag.store(true, Ordering::Relaxed);
+            error
+        });
+        Self::Streaming { body: Some(Body::new(body)), broken }
+    }
+
     /// The body for one more execution, if there can be one.
     pub(crate) fn next(&mut self) -> Option<Body> {
         match self {
@@ -123,12 +138,17 @@ impl RequestBody {
                 let frames = data.into_iter().chain([Frame::trailers(trailers.clone())]).collect();
                 Some(Body::new(Resumed { frames, rest: Body::empty() }))
             }
-            Self::Streaming(body) => body.take(),
+            Self::Streaming { body, .. } => body.take(),
         }
     }
 
     pub(crate) const fn is_repeatable(&self) -> bool {
         matches!(self, Self::Buffered { .. })
+    }
+
+    /// Whether it failed before its end, while the handler read it.
+    pub(crate) fn is_broken(&self) -> bool {
+        matches!(self, Self::Streaming { broken, .. } if broken.load(Ordering::Relaxed))
     }
 }
 

@@ -73,7 +73,12 @@ where
             }
         };
 
-        let again = match settle(&config, &job.request, &lent, response, matched).await {
+        let mut settlement = config.settlement(&response, matched);
+        if settlement == Settlement::Fail && job.body.is_broken() {
+            // A refusal of half a request is not the answer to the whole one.
+            settlement = Settlement::Release;
+        }
+        let again = match settle(&config, &job.request, &lent, response, settlement).await {
             Settled::Rerun(again) if reruns < config.max_reruns && job.body.is_repeatable() => again,
             settled => return Ok(answer(&config, &job.request, &job.idempotency, settled).await),
         };
@@ -109,9 +114,8 @@ async fn settle(
     request: &claim::Request,
     lent: &Lent,
     response: Response,
-    matched: bool,
+    settlement: Settlement,
 ) -> Settled {
-    let settlement = config.settlement(&response, matched);
     let (connection, hooks) = match lent.0.take() {
         Taken::Home(connection, hooks) => (connection, hooks),
         // It ends in a rollback when it is dropped, which is what this response wants.

@@ -78,7 +78,8 @@ impl Fingerprint {
     /// Leaves the body out, so that it is not read before the handler runs and an upload can stream.
     ///
     /// A key that comes back with another body is then answered with the first one's response: pair it with
-    /// [`including_header`](Self::including_header) where the client sends a digest of the body.
+    /// [`including_header`](Self::including_header) where the client sends a digest of the body. A refusal is not
+    /// recorded if the body broke off while the handler read it.
     pub fn without_body() -> Self {
         Self::reading(Reading::Nothing)
     }

@@ -4,7 +4,8 @@ use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use sqlx::postgres::PgPool;
 use sqlx::{Connection as _, Row as _, SqlSafeStr as _};
 
-use crate::error::Error;
+use crate::error::{Error, refusal};
+use crate::rejection::RejectionKind;
 
 /// Creates or updates the schema `idempotency`, with a migrations table of its own in it. An
 /// application's own migrations are not disturbed.
@@ -94,8 +95,11 @@ pub(crate) async fn check(pool: &PgPool) -> Result<(), Error> {
             let mut connection = pool.acquire().await?;
             sqlx::Executor::prepare(&mut *connection, statement.into_sql_str()).await.map(drop)
         };
-        prepared.await.map_err(|error| {
-            Error::database("checking the statements against the schema `idempotency`", error)
+        prepared.await.map_err(|error| match refusal(&error) {
+            RejectionKind::MigrationMissing => Error::misconfigured(format!(
+                "the schema `idempotency` is of another version than this crate ({error}); call `tower_idempotency::migrate(&pool)` at start, or run the files in `migrations/`"
+            )),
+            _ => Error::database("checking the statements against the schema `idempotency`", error),
         })?;
     }
     Ok(())

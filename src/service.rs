@@ -182,7 +182,7 @@ impl Config {
         }
         if !self.fingerprint.reads_body() {
             let (parts, body) = request.into_parts();
-            return Ok((parts, Bytes::new(), RequestBody::Streaming(Some(body))));
+            return Ok((parts, Bytes::new(), RequestBody::streaming(body)));
         }
         let (parts, body) = request.with_limited_body().into_parts();
         let collected = body.collect().await.map_err(|error| {

@@ -4,13 +4,26 @@
 
 mod support;
 
+mod auth;
+mod body;
+mod body_limit;
 mod cancel;
+mod capacity;
+mod check;
 mod concurrency;
 mod fingerprint;
 mod fingerprint_forms;
 mod keys;
+mod migrate;
+mod plain_tower;
 mod rejections;
 mod replay;
+mod retention;
 mod reuse;
+mod routing;
+mod schema;
 mod scope;
+mod statements;
+mod sweep;
+mod unreachable;
 mod waiting;

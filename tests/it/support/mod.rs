@@ -6,17 +6,21 @@ mod gate;
 mod log;
 mod outer;
 mod pairs;
+mod logs;
 mod raw;
 mod service;
+mod socket;
 
 pub(crate) use client::{Answer, Call, Client};
 pub(crate) use faults::{FAULTS, Faults, SECRETS};
 pub(crate) use gate::{Gate, paid, payment};
 pub(crate) use log::{Fields, Log};
+pub(crate) use logs::Logs;
 pub(crate) use outer::Outer;
 pub(crate) use pairs::{Pairs, Sent};
 pub(crate) use raw::{RawAnswer, post_raw};
 pub(crate) use service::{Service, serve};
+pub(crate) use socket::Raw;
 
 use axum::http::request::Parts;
 use devpg::TestDb;
