@@ -6,3 +6,4 @@ mod support;
 
 mod cancel;
 mod replay;
+mod settlement;

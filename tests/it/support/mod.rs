@@ -1,9 +1,13 @@
 //! A database, a service over real HTTP, and a client, for each test.
 
 mod client;
+mod gate;
+mod pool;
 mod service;
 
 pub(crate) use client::{Answer, Call, Client};
+pub(crate) use gate::{Gate, OnDrop, Runs};
+pub(crate) use pool::is_sound;
 pub(crate) use service::{Service, serve};
 
 use axum::http::request::Parts;
