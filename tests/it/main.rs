@@ -7,3 +7,5 @@ mod support;
 mod cancel;
 mod replay;
 mod settlement;
+mod failed;
+mod commit;

@@ -3,11 +3,13 @@
 mod client;
 mod gate;
 mod pool;
+mod proxy;
 mod service;
 
 pub(crate) use client::{Answer, Call, Client};
 pub(crate) use gate::{Gate, OnDrop, Runs};
 pub(crate) use pool::is_sound;
+pub(crate) use proxy::{Fate, Message, Proxy};
 pub(crate) use service::{Service, serve};
 
 use axum::http::request::Parts;

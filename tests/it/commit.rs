@@ -1,0 +1,1 @@
+//! The database fails at any point, COMMIT included.
