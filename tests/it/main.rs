@@ -9,3 +9,6 @@ mod replay;
 mod settlement;
 mod failed;
 mod commit;
+mod hang_up;
+mod in_place;
+mod execution_timeout;

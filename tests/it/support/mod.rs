@@ -2,12 +2,14 @@
 
 mod client;
 mod gate;
+mod log;
 mod pool;
 mod proxy;
 mod service;
 
 pub(crate) use client::{Answer, Call, Client};
 pub(crate) use gate::{Gate, OnDrop, Runs};
+pub(crate) use log::Log;
 pub(crate) use pool::is_sound;
 pub(crate) use proxy::{Fate, Message, Proxy};
 pub(crate) use service::{Service, serve};
