@@ -11,4 +11,7 @@ mod failed;
 mod commit;
 mod hang_up;
 mod in_place;
+mod kept_tx;
+mod transaction;
+mod ended_by_hand;
 mod execution_timeout;
