@@ -176,24 +176,46 @@ async fn a_write_after_a_nested_begin_dropped_midway_panics_and_has_no_effect() 
     }
 }
 
-/// sqlx counts one level too few then, so that the savepoint's `commit` commits everything: the
-/// effect stands. It is not doubled, and the answer does not call it a success.
+/// sqlx takes back two levels then, the one that was begun and the one around it.
 #[tokio::test]
-async fn a_begin_dropped_midway_inside_of_a_savepoint_is_never_a_success() {
+async fn a_begin_dropped_midway_inside_of_a_savepoint_is_a_500_and_nothing_is_committed() {
     let db = database().await;
     let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
         effect(&mut tx, "paid").await.unwrap();
         let mut nested = tx.begin().await.unwrap();
         poll_once(nested.begin()).await;
-        let _ = nested.commit().await;
+        nested.commit().await.unwrap();
         StatusCode::OK.into_response()
     })
     .await;
     service.post("/").key("k").send().await.is_rejected(500, "transaction-ended");
-    let kept = effects(&db, "paid").await;
-    let retry = service.post("/").key("k").send().await;
-    assert!(!retry.status.is_success() || kept == 0, "{retry:?}");
-    assert_eq!(effects(&db, "paid").await, 1, "{retry:?}, {} runs, {:?}", runs.count(), states(&db).await);
+    assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));
+    is_sound(&db, &db).await;
+    assert_eq!(service.post("/").key("k").send().await.status, 201);
+    assert_eq!((runs.count(), effects(&db, "paid").await), (2, 1));
+}
+
+/// Another level deeper, the `commit` of a savepoint is then a COMMIT of everything. The effect
+/// stands; the answer does not call it a success, and the retry does not double it.
+#[tokio::test]
+async fn a_begin_dropped_midway_two_savepoints_deep_is_never_a_success_nor_doubled() {
+    let db = database().await;
+    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+        effect(&mut tx, "paid").await.unwrap();
+        let mut outer = tx.begin().await.unwrap();
+        let mut inner = outer.begin().await.unwrap();
+        poll_once(inner.begin()).await;
+        inner.commit().await.unwrap();
+        outer.commit().await.unwrap();
+        StatusCode::OK.into_response()
+    })
+    .await;
+    let first = service.post("/").key("k").send().await;
+    first.is_rejected(500, "transaction-ended");
+    assert_eq!(first.json()["retry"], "never");
+    service.post("/").key("k").send().await.is_rejected(500, "record-unreadable");
+    assert_eq!((runs.count(), effects(&db, "paid").await), (1, 1));
+    assert_eq!(states(&db).await, ["pending"]);
     is_sound(&db, &db).await;
 }
 
