@@ -14,4 +14,7 @@ mod in_place;
 mod kept_tx;
 mod transaction;
 mod ended_by_hand;
+mod rerun;
+mod after_commit;
+mod layer_twice;
 mod execution_timeout;

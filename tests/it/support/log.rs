@@ -1,6 +1,6 @@
 //! What was logged.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -28,7 +28,14 @@ impl MakeWriter<'_> for Log {
 }
 
 impl Log {
+    /// For one thread or one request.
+    ///
+    /// While there is only one subscriber in a process, tracing asks the default of whichever
+    /// thread meets an event first, which may be that of another test. A second one prevents it.
     pub(crate) fn subscriber(&self) -> impl tracing::Subscriber + Send + Sync + 'static {
+        static SECOND: LazyLock<tracing::Dispatch> =
+            LazyLock::new(|| tracing::Dispatch::new(tracing_subscriber::registry()));
+        LazyLock::force(&SECOND);
         tracing_subscriber::fmt().with_writer(self.clone()).with_ansi(false).finish()
     }
 
