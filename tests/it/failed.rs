@@ -13,12 +13,12 @@ use sqlx::{PgPool, Postgres};
 use tower_idempotency::Tx;
 
 use crate::support::{
-    Answer, Fate, Gate, Proxy, Runs, Service, database, effect, effects, eventually, is_sound, layer,
+    Answer, Fate, Turnstile, Proxy, Runs, Service, database, effect, effects, eventually, is_sound, layer,
     records, serve, states,
 };
 
 /// The first run is refused, later ones succeed.
-async fn refused_once(State((runs, gate)): State<(Runs, Gate)>, mut tx: Tx) -> impl IntoResponse {
+async fn refused_once(State((runs, gate)): State<(Runs, Turnstile)>, mut tx: Tx) -> impl IntoResponse {
     effect(&mut tx, "paid").await.unwrap();
     match runs.next() {
         1 => (StatusCode::PAYMENT_REQUIRED, "declined"),
@@ -29,7 +29,7 @@ async fn refused_once(State((runs, gate)): State<(Runs, Gate)>, mut tx: Tx) -> i
     }
 }
 
-async fn replica(pool: &PgPool, state: &(Runs, Gate)) -> Service {
+async fn replica(pool: &PgPool, state: &(Runs, Turnstile)) -> Service {
     let route = post(refused_once).route_layer(layer(pool));
     serve(Router::new().route("/", route).with_state(state.clone())).await
 }
@@ -77,9 +77,9 @@ async fn let_go(mut holder: PoolConnection<Postgres>) {
 /// A first request, refused by the handler, up to where its refusal is to be recorded.
 async fn meeting(
     db: &TestDb,
-) -> (Service, (Runs, Gate), PoolConnection<Postgres>, tokio::task::JoinHandle<Answer>) {
+) -> (Service, (Runs, Turnstile), PoolConnection<Postgres>, tokio::task::JoinHandle<Answer>) {
     let holder = hold_refusals(db).await;
-    let state = (Runs::default(), Gate::default());
+    let state = (Runs::default(), Turnstile::default());
     let replica_of_first = replica(db, &state).await;
     let first = replica_of_first.post("/").key("k").json("{}");
     let first = tokio::spawn(async move {
@@ -181,7 +181,7 @@ async fn a_refusal_that_cannot_be_recorded_is_a_503() {
     for how in ["raise 'the disk is full'", "perform pg_terminate_backend(pg_backend_pid())"] {
         let db = database().await;
         break_refusals(&db, how).await;
-        let state = (Runs::default(), Gate::default());
+        let state = (Runs::default(), Turnstile::default());
         let service = replica(&db, &state).await;
         service.post("/").key("k").send().await.is_rejected(503, "database-unavailable");
         assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0), "{how}");
@@ -204,7 +204,7 @@ async fn a_refusal_whose_recording_went_unanswered_is_settled_from_the_record() 
         let executes = message.is_execute() && armed.load(Ordering::SeqCst);
         if executes && !cut.swap(true, Ordering::SeqCst) { Fate::Unanswered } else { Fate::Forward }
     });
-    let state = (Runs::default(), Gate::default());
+    let state = (Runs::default(), Turnstile::default());
     let service = replica(&proxy.pool(4).await, &state).await;
     let first = service.post("/").key("k").send().await;
     assert_eq!((first.status.as_u16(), first.text()), (402, "declined"));
@@ -217,7 +217,7 @@ async fn a_refusal_whose_recording_went_unanswered_is_settled_from_the_record() 
 #[tokio::test]
 async fn a_refusal_takes_the_place_of_one_that_has_expired() {
     let db = database().await;
-    let service = replica(&db, &(Runs::default(), Gate::default())).await;
+    let service = replica(&db, &(Runs::default(), Turnstile::default())).await;
     let first = service.post("/").key("k").send().await;
     assert_eq!(first.status, 402);
     sqlx::query("update idempotency.record set expires_at = now() - interval '1 second'")
@@ -225,7 +225,7 @@ async fn a_refusal_takes_the_place_of_one_that_has_expired() {
         .await
         .unwrap();
     // Run 1 again, for another process.
-    let service = replica(&db, &(Runs::default(), Gate::default())).await;
+    let service = replica(&db, &(Runs::default(), Turnstile::default())).await;
     let second = service.post("/").key("k").send().await;
     assert_eq!((second.status.as_u16(), second.is_replay()), (402, false));
     service.post("/").key("k").send().await.replays(&second);

@@ -19,14 +19,14 @@ use tokio::sync::oneshot;
 use tower_idempotency::{IdempotencyLayer, Tx};
 
 use crate::support::{
-    Client, Gate, Log, OnDrop, Runs, Service, database, effect, effects, eventually, is_sound, layer,
+    Client, Turnstile, LogText, OnDrop, Runs, Service, database, effect, effects, eventually, is_sound, layer,
     records, serve, states,
 };
 
 /// A service whose handler stops at a gate, and that tells when hyper has dropped the first request.
 struct Interrupted {
     service: Service,
-    gate: Gate,
+    gate: Turnstile,
     runs: Runs,
     dropped: oneshot::Receiver<()>,
 }
@@ -34,7 +34,7 @@ struct Interrupted {
 impl Interrupted {
     /// The first run panics after the gate if it is told so.
     async fn new(layer: IdempotencyLayer, panics: bool) -> Self {
-        let (gate, runs) = (Gate::default(), Runs::default());
+        let (gate, runs) = (Turnstile::default(), Runs::default());
         let (guard, dropped) = OnDrop::new();
         let guard = Arc::new(Mutex::new(Some(guard)));
         let (at, counted) = (gate.clone(), runs.clone());
@@ -172,7 +172,7 @@ async fn an_execution_whose_client_has_hung_up_is_bounded_in_time() {
 #[tokio::test]
 async fn an_execution_whose_client_has_hung_up_keeps_its_span() {
     let db = database().await;
-    let log = Log::default();
+    let log = LogText::default();
     let on_this_thread = tracing::subscriber::set_default(log.subscriber());
     let layer = layer(&db);
     let mut interrupted = Interrupted::new(layer.clone(), false).await;

@@ -10,7 +10,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_idempotency::Tx;
 use tracing::instrument::WithSubscriber as _;
 
-use crate::support::{Log, database, effect, effects, is_sound, layer, records, serve};
+use crate::support::{LogText, database, effect, effects, is_sound, layer, records, serve};
 
 tokio::task_local! {
     static REQUEST_ID: &'static str;
@@ -43,7 +43,7 @@ async fn telling(mut tx: Tx) -> StatusCode {
 #[tokio::test]
 async fn a_threads_own_subscriber_hears_the_handler() {
     let db = database().await;
-    let log = Log::default();
+    let log = LogText::default();
     let service = serve(Router::new().route("/", post(telling).route_layer(layer(&db)))).await;
     let on_this_thread = tracing::subscriber::set_default(log.subscriber());
     assert_eq!(service.post("/").key("k").send().await.status, 201);
@@ -56,7 +56,7 @@ async fn a_threads_own_subscriber_hears_the_handler() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_requests_own_subscriber_hears_the_handler_within_the_layers_span() {
     let db = database().await;
-    let log = Log::default();
+    let log = LogText::default();
     let heard = log.clone();
     let outer =
         from_fn(move |request: Request, next: Next| next.run(request).with_subscriber(heard.subscriber()));

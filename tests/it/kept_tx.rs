@@ -10,10 +10,10 @@ use axum::routing::post;
 use futures_util::stream;
 use tower_idempotency::{RejectionKind, Settlement, Tx, TxHandle};
 
-use crate::support::{Gate, Runs, database, effect, effects, eventually, is_sound, layer, records, serve};
+use crate::support::{Turnstile, Runs, database, effect, effects, eventually, is_sound, layer, records, serve};
 
 /// The first run leaves its `Tx` to a task, which keeps it until the gate opens, and answers.
-fn keeping(runs: &Runs, gate: &Gate, answer: impl IntoResponse + Clone + Send + Sync + 'static) -> Keeping {
+fn keeping(runs: &Runs, gate: &Turnstile, answer: impl IntoResponse + Clone + Send + Sync + 'static) -> Keeping {
     let (runs, gate) = (runs.clone(), gate.clone());
     post(async move |mut tx: Tx| {
         effect(&mut tx, "paid").await.unwrap();
@@ -35,7 +35,7 @@ type Keeping = axum::routing::MethodRouter;
 async fn a_tx_kept_by_a_task_is_a_500_and_frees_the_key_when_it_is_dropped() {
     for settlement in [Settlement::Complete, Settlement::Fail, Settlement::Rerun] {
         let db = database().await;
-        let (runs, gate) = (Runs::default(), Gate::default());
+        let (runs, gate) = (Runs::default(), Turnstile::default());
         let route = keeping(&runs, &gate, (StatusCode::CREATED, settlement, "paid")).route_layer(layer(&db));
         let service = serve(Router::new().route("/", route)).await;
         service.post("/").key("k").send().await.is_rejected(500, "transaction-kept");
@@ -65,7 +65,7 @@ async fn a_tx_kept_by_a_task_is_a_500_and_frees_the_key_when_it_is_dropped() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_releases_stands_also_with_a_kept_tx() {
     let db = database().await;
-    let (runs, gate) = (Runs::default(), Gate::default());
+    let (runs, gate) = (Runs::default(), Turnstile::default());
     let route = keeping(&runs, &gate, (StatusCode::UNAUTHORIZED, "your token")).route_layer(layer(&db));
     let service = serve(Router::new().route("/", route)).await;
     let first = service.post("/").key("k").send().await;

@@ -5,7 +5,7 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use tower_idempotency::{Tx, TxHandle};
 
-use crate::support::{Log, Runs, database, effect, effects, is_sound, layer, records, serve};
+use crate::support::{LogText, Runs, database, effect, effects, is_sound, layer, records, serve};
 
 #[tokio::test]
 async fn two_layers_on_one_route_are_a_500_that_the_log_explains() {
@@ -16,7 +16,7 @@ async fn two_layers_on_one_route_are_a_500_that_the_log_explains() {
         counted.next();
         StatusCode::CREATED
     };
-    let log = Log::default();
+    let log = LogText::default();
     let on_this_thread = tracing::subscriber::set_default(log.subscriber());
     let route = post(handler).route_layer(layer(&db)).route_layer(layer(&db).operation("another"));
     let service = serve(Router::new().route("/", route)).await;

@@ -1,15 +1,15 @@
 //! A database, a service over real HTTP, and a client, for each test.
 
 mod client;
-mod gate;
-mod log;
+mod turnstile;
+mod log_text;
 mod pool;
 mod proxy;
 mod service;
 
 pub(crate) use client::{Answer, Call, Client};
-pub(crate) use gate::{Gate, OnDrop, Runs};
-pub(crate) use log::Log;
+pub(crate) use turnstile::{Turnstile, OnDrop, Runs};
+pub(crate) use log_text::LogText;
 pub(crate) use pool::is_sound;
 pub(crate) use proxy::{Fate, Message, Proxy};
 pub(crate) use service::{Service, serve};

@@ -7,15 +7,15 @@ use tokio::sync::Semaphore;
 
 /// A place that handlers arrive at, and that one of them leaves each time it is opened.
 #[derive(Clone)]
-pub(crate) struct Gate(Arc<(Semaphore, Semaphore)>);
+pub(crate) struct Turnstile(Arc<(Semaphore, Semaphore)>);
 
-impl Default for Gate {
+impl Default for Turnstile {
     fn default() -> Self {
         Self(Arc::new((Semaphore::new(0), Semaphore::new(0))))
     }
 }
 
-impl Gate {
+impl Turnstile {
     /// Arrives, and waits until the gate is opened.
     pub(crate) async fn pass(&self) {
         self.0.0.add_permits(1);

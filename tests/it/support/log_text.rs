@@ -6,9 +6,9 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// The text of a log.
 #[derive(Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct LogText(Arc<Mutex<Vec<u8>>>);
 
-impl std::io::Write for Log {
+impl std::io::Write for LogText {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().extend(bytes);
         Ok(bytes.len())
@@ -19,7 +19,7 @@ impl std::io::Write for Log {
     }
 }
 
-impl MakeWriter<'_> for Log {
+impl MakeWriter<'_> for LogText {
     type Writer = Self;
 
     fn make_writer(&self) -> Self {
@@ -27,7 +27,7 @@ impl MakeWriter<'_> for Log {
     }
 }
 
-impl Log {
+impl LogText {
     /// For one thread or one request.
     ///
     /// While there is only one subscriber in a process, tracing asks the default of whichever
