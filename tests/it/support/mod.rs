@@ -8,6 +8,10 @@ mod outer;
 mod pairs;
 mod logs;
 mod raw;
+mod turnstile;
+mod log_text;
+mod pool;
+mod proxy;
 mod service;
 mod socket;
 
@@ -19,6 +23,10 @@ pub(crate) use logs::Logs;
 pub(crate) use outer::Outer;
 pub(crate) use pairs::{Pairs, Sent};
 pub(crate) use raw::{RawAnswer, post_raw};
+pub(crate) use turnstile::{Turnstile, OnDrop, Runs};
+pub(crate) use log_text::LogText;
+pub(crate) use pool::is_sound;
+pub(crate) use proxy::{Fate, Message, Proxy};
 pub(crate) use service::{Service, serve};
 pub(crate) use socket::Raw;
 

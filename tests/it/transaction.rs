@@ -1,0 +1,261 @@
+//! Whatever a handler does to its transaction: never a success without its record.
+
+use std::pin::pin;
+use std::task::Poll;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use sqlx::Connection as _;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_idempotency::{IdempotencyLayer, Tx};
+
+use crate::support::{Runs, Service, database, effect, effects, is_sound, layer, records, serve, states};
+
+/// Runs `mischief` in the first run, a well-behaved handler afterwards.
+async fn mischievous<M, Fut>(layer: IdempotencyLayer, mischief: M) -> (Service, Runs)
+where
+    M: Fn(Tx) -> Fut + Clone + Send + Sync + 'static,
+    Fut: Future<Output = Response> + Send,
+{
+    let runs = Runs::default();
+    let counted = runs.clone();
+    let handler = async move |mut tx: Tx| -> Response {
+        if counted.next() == 1 {
+            return mischief(tx).await;
+        }
+        effect(&mut tx, "paid").await.unwrap();
+        StatusCode::CREATED.into_response()
+    };
+    let router = Router::new().route("/", post(handler).route_layer(layer)).layer(CatchPanicLayer::new());
+    (serve(router).await, runs)
+}
+
+/// Polls a future once and drops it.
+async fn poll_once<F: Future>(future: F) {
+    let mut future = pin!(future);
+    std::future::poll_fn(|cx| {
+        assert!(future.as_mut().poll(cx).is_pending(), "it was to be dropped midway");
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// The mischief is a 500 of this kind, nothing is kept, and the retry executes.
+async fn is_undone<M, Fut>(code: &str, mischief: M)
+where
+    M: Fn(Tx) -> Fut + Clone + Send + Sync + 'static,
+    Fut: Future<Output = Response> + Send,
+{
+    let db = database().await;
+    let (service, runs) = mischievous(layer(&db), mischief).await;
+    service.post("/").key("k").send().await.is_rejected(500, code);
+    assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));
+    is_sound(&db, &db).await;
+    let retry = service.post("/").key("k").send().await;
+    assert_eq!((retry.status.as_u16(), retry.is_replay()), (201, false), "{retry:?}");
+    service.post("/").key("k").send().await.replays(&retry);
+    assert_eq!((runs.count(), effects(&db, "paid").await), (2, 1));
+    is_sound(&db, &db).await;
+}
+
+#[tokio::test]
+async fn a_swallowed_unique_violation_is_a_500_and_nothing_is_committed() {
+    is_undone("transaction-aborted", async |mut tx: Tx| {
+        effect(&mut tx, "paid").await.unwrap();
+        for _ in 0..2 {
+            let _ = sqlx::query("insert into once values ('same')").execute(&mut *tx).await;
+        }
+        StatusCode::OK.into_response()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_violation_inside_of_a_savepoint_that_is_rolled_back_does_no_harm() {
+    let db = database().await;
+    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+        effect(&mut tx, "paid").await.unwrap();
+        for _ in 0..2 {
+            let mut nested = tx.begin().await.unwrap();
+            effect(&mut nested, "booked").await.unwrap();
+            if sqlx::query("insert into once values ('same')").execute(&mut *nested).await.is_ok() {
+                nested.commit().await.unwrap();
+            }
+        }
+        (StatusCode::OK, "one of two").into_response()
+    })
+    .await;
+    let first = service.post("/").key("k").send().await;
+    assert_eq!((first.status.as_u16(), first.text()), (200, "one of two"));
+    service.post("/").key("k").send().await.replays(&first);
+    assert_eq!((runs.count(), effects(&db, "paid").await, effects(&db, "booked").await), (1, 1, 1));
+    is_sound(&db, &db).await;
+}
+
+#[tokio::test]
+async fn a_savepoint_left_open_is_a_500_and_nothing_is_committed() {
+    is_undone("transaction-aborted", async |mut tx: Tx| {
+        let mut nested = tx.begin().await.unwrap();
+        effect(&mut nested, "paid").await.unwrap();
+        std::mem::forget(nested);
+        StatusCode::OK.into_response()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_savepoint_left_open_under_a_recorded_refusal_does_no_harm() {
+    let db = database().await;
+    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+        let mut nested = tx.begin().await.unwrap();
+        effect(&mut nested, "paid").await.unwrap();
+        std::mem::forget(nested);
+        StatusCode::PAYMENT_REQUIRED.into_response()
+    })
+    .await;
+    let first = service.post("/").key("k").send().await;
+    assert_eq!(first.status, 402);
+    service.post("/").key("k").send().await.replays(&first);
+    assert_eq!((runs.count(), effects(&db, "paid").await), (1, 0));
+    is_sound(&db, &db).await;
+}
+
+#[tokio::test]
+async fn a_savepoint_made_by_hand_is_committed_with_the_rest() {
+    let db = database().await;
+    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+        sqlx::raw_sql("savepoint mine").execute(&mut *tx).await.unwrap();
+        effect(&mut tx, "paid").await.unwrap();
+        StatusCode::OK.into_response()
+    })
+    .await;
+    let first = service.post("/").key("k").send().await;
+    assert_eq!(first.status, 200);
+    service.post("/").key("k").send().await.replays(&first);
+    assert_eq!((runs.count(), effects(&db, "paid").await), (1, 1));
+    is_sound(&db, &db).await;
+}
+
+#[tokio::test]
+async fn a_nested_begin_dropped_midway_is_a_500_and_nothing_is_committed() {
+    let db = database().await;
+    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+        effect(&mut tx, "paid").await.unwrap();
+        poll_once(tx.begin()).await;
+        StatusCode::OK.into_response()
+    })
+    .await;
+    service.post("/").key("k").send().await.is_rejected(500, "transaction-ended");
+    assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));
+    is_sound(&db, &db).await;
+    assert_eq!(service.post("/").key("k").send().await.status, 201);
+    assert_eq!((runs.count(), effects(&db, "paid").await), (2, 1));
+    is_sound(&db, &db).await;
+}
+
+/// The write would stand alone: the transaction is over, and the connection commits by itself.
+#[tokio::test]
+async fn a_write_after_a_nested_begin_dropped_midway_panics_and_has_no_effect() {
+    for status in [StatusCode::OK, StatusCode::PAYMENT_REQUIRED] {
+        let db = database().await;
+        let (service, runs) = mischievous(layer(&db), move |mut tx: Tx| async move {
+            effect(&mut tx, "paid").await.unwrap();
+            poll_once(tx.begin()).await;
+            effect(&mut tx, "paid").await.unwrap();
+            status.into_response()
+        })
+        .await;
+        assert_eq!(service.post("/").key("k").send().await.status, 500);
+        assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));
+        is_sound(&db, &db).await;
+        assert_eq!(service.post("/").key("k").send().await.status, 201);
+        assert_eq!((runs.count(), effects(&db, "paid").await), (2, 1));
+        is_sound(&db, &db).await;
+    }
+}
+
+/// sqlx takes back two levels then, the one that was begun and the one around it.
+#[tokio::test]
+async fn a_begin_dropped_midway_inside_of_a_savepoint_is_a_500_and_nothing_is_committed() {
+    let db = database().await;
+    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+        effect(&mut tx, "paid").await.unwrap();
+        let mut nested = tx.begin().await.unwrap();
+        poll_once(nested.begin()).await;
+        nested.commit().await.unwrap();
+        StatusCode::OK.into_response()
+    })
+    .await;
+    service.post("/").key("k").send().await.is_rejected(500, "transaction-ended");
+    assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));
+    is_sound(&db, &db).await;
+    assert_eq!(service.post("/").key("k").send().await.status, 201);
+    assert_eq!((runs.count(), effects(&db, "paid").await), (2, 1));
+}
+
+/// Another level deeper, the `commit` of a savepoint is then a COMMIT of everything. The effect
+/// stands; the answer does not call it a success, and the retry does not double it.
+#[tokio::test]
+async fn a_begin_dropped_midway_two_savepoints_deep_is_never_a_success_nor_doubled() {
+    let db = database().await;
+    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+        effect(&mut tx, "paid").await.unwrap();
+        let mut outer = tx.begin().await.unwrap();
+        let mut inner = outer.begin().await.unwrap();
+        poll_once(inner.begin()).await;
+        inner.commit().await.unwrap();
+        outer.commit().await.unwrap();
+        StatusCode::OK.into_response()
+    })
+    .await;
+    let first = service.post("/").key("k").send().await;
+    first.is_rejected(500, "transaction-ended");
+    assert_eq!(first.json()["retry"], "never");
+    service.post("/").key("k").send().await.is_rejected(500, "record-unreadable");
+    assert_eq!((runs.count(), effects(&db, "paid").await), (1, 1));
+    assert_eq!(states(&db).await, ["pending"]);
+    is_sound(&db, &db).await;
+}
+
+#[tokio::test]
+async fn a_statement_dropped_midway_is_settled_with_the_rest() {
+    let db = database().await;
+    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+        effect(&mut tx, "paid").await.unwrap();
+        poll_once(sqlx::query("select pg_sleep(0.05)").execute(&mut *tx)).await;
+        StatusCode::OK.into_response()
+    })
+    .await;
+    let first = service.post("/").key("k").send().await;
+    assert_eq!(first.status, 200);
+    service.post("/").key("k").send().await.replays(&first);
+    assert_eq!((runs.count(), effects(&db, "paid").await), (1, 1));
+    is_sound(&db, &db).await;
+}
+
+#[tokio::test]
+async fn a_role_without_rights_is_a_500_and_nothing_is_committed() {
+    let db = database().await;
+    let role = format!("{}_clerk", db.name());
+    let sql = format!("create role {role}; grant insert, select on effect to {role}");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&*db).await.unwrap();
+    let set = format!("set local role {role}");
+    let (service, runs) = mischievous(layer(&db), move |mut tx: Tx| {
+        let set = set.clone();
+        async move {
+            sqlx::raw_sql(sqlx::AssertSqlSafe(set)).execute(&mut *tx).await.unwrap();
+            effect(&mut tx, "paid").await.unwrap();
+            StatusCode::OK.into_response()
+        }
+    })
+    .await;
+    service.post("/").key("k").send().await.is_rejected(500, "transaction-aborted");
+    assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));
+    let retry = service.post("/").key("k").send().await;
+    assert_eq!((retry.status.as_u16(), runs.count(), effects(&db, "paid").await), (201, 2, 1));
+    is_sound(&db, &db).await;
+    let sql = format!("drop owned by {role}; drop role {role}");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&*db).await.unwrap();
+}
