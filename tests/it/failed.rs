@@ -13,7 +13,7 @@ use sqlx::{PgPool, Postgres};
 use tower_idempotency::Tx;
 
 use crate::support::{
-    Answer, Fate, Turnstile, Proxy, Runs, Service, database, effect, effects, eventually, is_sound, layer,
+    Answer, Fate, Proxy, Runs, Service, Turnstile, database, effect, effects, eventually, is_sound, layer,
     records, serve, states,
 };
 

@@ -19,8 +19,8 @@ use tokio::sync::oneshot;
 use tower_idempotency::{IdempotencyLayer, Tx};
 
 use crate::support::{
-    Client, Turnstile, LogText, OnDrop, Runs, Service, database, effect, effects, eventually, is_sound, layer,
-    records, serve, states,
+    Client, LogText, OnDrop, Runs, Service, Turnstile, database, effect, effects, eventually, is_sound,
+    layer, records, serve, states,
 };
 
 /// A service whose handler stops at a gate, and that tells when hyper has dropped the first request.

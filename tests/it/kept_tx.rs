@@ -10,10 +10,16 @@ use axum::routing::post;
 use futures_util::stream;
 use tower_idempotency::{RejectionKind, Settlement, Tx, TxHandle};
 
-use crate::support::{Turnstile, Runs, database, effect, effects, eventually, is_sound, layer, records, serve};
+use crate::support::{
+    Runs, Turnstile, database, effect, effects, eventually, is_sound, layer, records, serve,
+};
 
 /// The first run leaves its `Tx` to a task, which keeps it until the gate opens, and answers.
-fn keeping(runs: &Runs, gate: &Turnstile, answer: impl IntoResponse + Clone + Send + Sync + 'static) -> Keeping {
+fn keeping(
+    runs: &Runs,
+    gate: &Turnstile,
+    answer: impl IntoResponse + Clone + Send + Sync + 'static,
+) -> Keeping {
     let (runs, gate) = (runs.clone(), gate.clone());
     post(async move |mut tx: Tx| {
         effect(&mut tx, "paid").await.unwrap();
