@@ -75,31 +75,35 @@ async fn run(arguments: &Arguments) -> Result<ExitCode, BoxError> {
     idempotent.check().await?;
     let router = service::router(&pool, &idempotent, &bank);
 
-    let stop = watch::Sender::new(false);
-    stop_on_signals(stop.clone())?;
-    let server = axum::serve(listener, router).with_graceful_shutdown(stopped(&stop));
+    // What the user wants, and what we do about it: the tour ends before the server does.
+    let (interrupt, stop) = (watch::Sender::new(false), watch::Sender::new(false));
+    heed_signals(interrupt.clone())?;
+    let server = axum::serve(listener, router).with_graceful_shutdown(is_set(&stop));
     let server = tokio::spawn(server.into_future());
-    let (sweeper, swept) = (Sweeper::new(pool.clone()), stopped(&stop));
+    let (sweeper, swept) = (Sweeper::new(pool.clone()), is_set(&stop));
     let sweeper = tokio::spawn(async move { sweeper.run(swept).await });
 
     let client = Client::new(address);
     let status = tokio::select! {
+        () = is_set(&interrupt) => ExitCode::from(INTERRUPTED),
         tour = tokio::time::timeout(TOUR_TIMEOUT, tour::take(&client, &bank)) => {
             let as_promised = tour.map_err(|_| "the tour did not end in time")??;
             if as_promised { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
-        () = stopped(&stop) => ExitCode::from(INTERRUPTED),
     };
     bank.open();
-    if !arguments.once && !*stop.borrow() {
+    if !arguments.once && !*interrupt.borrow() {
         screen::line(&curl_lines(address.port()));
-        stopped(&stop).await;
+        is_set(&interrupt).await;
     }
 
-    // The end, in this order: take no more requests and answer those under way; finish those whose
-    // clients have hung up; close what they used.
+    // The end, in this order: take no more requests and answer those under way, though not for ever;
+    // finish those whose clients have hung up; close what they used.
     stop.send_replace(true);
-    server.await??;
+    match tokio::time::timeout(SHUTDOWN_TIMEOUT, server).await {
+        Ok(served) => served??,
+        Err(_) => screen::line("A client has not finished its request; it is left behind."),
+    }
     idempotent.drain().await;
     sweeper.await?;
     pool.close().await;
@@ -114,15 +118,15 @@ async fn listen(port: u16) -> Result<TcpListener, BoxError> {
 }
 
 /// Ctrl-C and SIGTERM begin the end; a second one is the end.
-fn stop_on_signals(stop: watch::Sender<bool>) -> Result<(), BoxError> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+fn heed_signals(interrupt: watch::Sender<bool>) -> Result<(), BoxError> {
+    let (mut ctrl_c, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     tokio::spawn(async move {
         loop {
             tokio::select! {
-                _ = interrupt.recv() => {}
+                _ = ctrl_c.recv() => {}
                 _ = terminate.recv() => {}
             }
-            if stop.send_replace(true) {
+            if interrupt.send_replace(true) {
                 std::process::exit(INTERRUPTED.into());
             }
             screen::line("\nStopping: requests under way are finished. Ctrl-C again ends at once.");
@@ -131,11 +135,11 @@ fn stop_on_signals(stop: watch::Sender<bool>) -> Result<(), BoxError> {
     Ok(())
 }
 
-fn stopped(stop: &watch::Sender<bool>) -> impl Future<Output = ()> + Send + 'static {
-    let mut stop = stop.subscribe();
+fn is_set(flag: &watch::Sender<bool>) -> impl Future<Output = ()> + Send + 'static {
+    let mut flag = flag.subscribe();
     async move {
-        // An error means that the sender is gone, which is the end, too.
-        let _ = stop.wait_for(|stop| *stop).await;
+        // An error means that nobody can set it any more, which is the end, too.
+        let _ = flag.wait_for(|set| *set).await;
     }
 }
 
@@ -209,6 +213,9 @@ It starts a PostgreSQL of its own, or uses the server that DATABASE_URL names.";
 
 /// It takes a second or two; on a machine in distress it must still end.
 const TOUR_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// For a client that has sent half a request and nothing since.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a shell reports of a program that Ctrl-C has ended.
 const INTERRUPTED: u8 = 130;
