@@ -38,7 +38,7 @@ mod transcript;
 ///
 /// # Examples
 ///
-/// ```ignore
+/// ```
 /// use http::HeaderName;
 /// use tower_idempotency::Fingerprint;
 ///

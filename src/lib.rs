@@ -1,5 +1,5 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![doc = "tower-idempotency"]
+#![doc = include_str!("../README.md")]
 
 mod layer;
 mod service;

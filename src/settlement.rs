@@ -110,4 +110,14 @@ mod tests {
             assert_eq!(Settlement::by_status(StatusCode::from_u16(code).unwrap()), expected, "{code}");
         }
     }
+
+    #[test]
+    fn the_readme_names_the_statuses_that_release() {
+        let mut rows = include_str!("../README.md").lines().filter(|line| line.starts_with("| 401, "));
+        let cells = rows.next().unwrap().split('|').nth(1).unwrap().split(',');
+        let named: Vec<u16> = cells.map(|status| status.trim().parse().unwrap()).collect();
+        let by_status = |code: &u16| Settlement::by_status(StatusCode::from_u16(*code).unwrap());
+        let release: Vec<u16> = (400..500).filter(|code| by_status(code) == Settlement::Release).collect();
+        assert_eq!(named, release);
+    }
 }

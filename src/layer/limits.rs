@@ -37,7 +37,8 @@ impl IdempotencyLayer {
         })
     }
 
-    /// How often a request is executed again after [`Settlement::Rerun`]. Defaults to 3.
+    /// How often a request is executed again after [`Settlement::Rerun`](crate::Settlement::Rerun).
+    /// Defaults to 3.
     pub fn max_reruns(self, reruns: u32) -> Self {
         self.set(|config| config.max_reruns = reruns)
     }

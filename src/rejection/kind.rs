@@ -65,7 +65,7 @@ pub enum RejectionKind {
     OutcomeUnknown,
 }
 
-/// What the client may do after a [`Rejection`].
+/// What the client may do after a [`Rejection`](crate::Rejection).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Retry {
     /// Send the same request with the same key again.
@@ -252,5 +252,23 @@ mod tests {
             let wait = matches!(kind.status().as_u16(), 409 | 503);
             assert_eq!(kind.retry_after().is_some(), wait, "{kind:?}");
         }
+    }
+
+    #[test]
+    fn the_readme_has_the_same_table() {
+        let lines = include_str!("../../README.md").lines();
+        let rows = lines.skip_while(|line| !line.starts_with("| code | status | retry |")).skip(2);
+        let rows = rows.take_while(|line| line.starts_with('|'));
+        let rows: Vec<[&str; 3]> = rows
+            .map(|row| row.split('|').map(|cell| cell.trim().trim_matches('`')).collect::<Vec<_>>())
+            .map(|cells| [cells[1], cells[2], cells[3]])
+            .collect();
+        let status = ALL.map(|kind| kind.status().as_u16().to_string());
+        let table: Vec<[&str; 3]> = ALL
+            .iter()
+            .zip(&status)
+            .map(|(kind, status)| [kind.code(), status, kind.retry().as_str()])
+            .collect();
+        assert_eq!(rows, table);
     }
 }

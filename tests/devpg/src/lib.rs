@@ -50,7 +50,7 @@ mod watchdog;
 pub use builder::Builder;
 pub use database::{TestDb, database, empty_database};
 pub use server::Server;
-pub use shared::{private_server, server};
+pub use shared::{private_server, server, try_server};
 
 use std::fmt;
 

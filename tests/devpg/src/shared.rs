@@ -26,6 +26,15 @@ pub fn server() -> PgConnectOptions {
     shared().options.clone()
 }
 
+/// As [`server`], for programs that would rather print an error than panic.
+///
+/// # Errors
+///
+/// If there is no server: the message says why, and what to do. A later call says the same.
+pub fn try_server() -> Result<PgConnectOptions, &'static Error> {
+    try_shared().map(|shared| shared.options.clone())
+}
+
 /// The private server that [`server`] is about; none if `DATABASE_URL` names one.
 ///
 /// # Panics
@@ -38,11 +47,15 @@ pub fn private_server() -> Option<&'static Server> {
 
 #[track_caller]
 pub(crate) fn shared() -> &'static Shared {
-    static SHARED: OnceLock<Result<Shared, Error>> = OnceLock::new();
-    match SHARED.get_or_init(start) {
+    match try_shared() {
         Ok(shared) => shared,
         Err(error) => panic!("devpg: {error}"),
     }
+}
+
+fn try_shared() -> Result<&'static Shared, &'static Error> {
+    static SHARED: OnceLock<Result<Shared, Error>> = OnceLock::new();
+    SHARED.get_or_init(start).as_ref()
 }
 
 impl Shared {
