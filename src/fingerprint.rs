@@ -1,8 +1,9 @@
 //! Request to fingerprint: the rule by which two requests count as the same.
 //!
-//! The two ways to be wrong do not cost the same. Two requests taken for one replay the wrong response; one
-//! request taken for two gets a 422. So a body is only ever brought into a normal form by a rule under which no
-//! two different contents meet, and whatever such a rule does not cover is compared byte for byte.
+//! The two ways to be wrong do not cost the same. Two requests taken for one replay the wrong
+//! response; one request taken for two gets a 422. So a body is only ever brought into a normal
+//! form by a rule under which no two different contents meet, and whatever such a rule does not
+//! cover is compared byte for byte.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,13 +29,13 @@ mod transcript;
 
 /// The rule by which two requests count as the same.
 ///
-/// A key that comes back with another request is refused with 422 instead of being answered with the first
-/// request's response. Method, path, query, `Content-Type` and `Content-Encoding` always count; the body counts by
-/// the rule chosen here. Defaults to [`Fingerprint::normalized`], because clients serialize a request anew for each
-/// attempt.
+/// A key that comes back with another request is refused with 422 instead of being answered with
+/// the first request's response. Method, path, query, `Content-Type` and `Content-Encoding` always
+/// count; the body counts by the rule chosen here. Defaults to [`Fingerprint::normalized`], because
+/// clients serialize a request anew for each attempt.
 ///
-/// A change of this rule changes the fingerprints of new requests but not those already recorded: until the
-/// recorded ones expire, a retry that spans the change may be refused.
+/// A change of this rule changes the fingerprints of new requests but not those already recorded:
+/// until the recorded ones expire, a retry that spans the change may be refused.
 ///
 /// # Examples
 ///
@@ -57,13 +58,15 @@ pub struct Fingerprint {
 impl Fingerprint {
     /// Compares bodies by what they say rather than how it is spelled. This is the default.
     ///
-    /// - JSON (`application/json`, `+json`): white space, the order of members and the spelling of escapes do not
-    ///   count. Numbers count as they are written: `1.0` is not `1`, since no two numbers may be taken for one.
-    /// - `application/x-www-form-urlencoded`: the spelling of percent escapes does not count; order and repetition
-    ///   do.
-    /// - `multipart/form-data`: the boundary, new for each attempt, does not count; everything else does.
-    /// - Anything else is compared byte for byte, and so is a body with a `Content-Encoding`, JSON that does not
-    ///   parse or that names a member twice, and a form that is malformed.
+    /// - JSON (`application/json`, `+json`): white space, the order of members and the spelling of
+    ///   escapes do not count. Numbers count as they are written: `1.0` is not `1`, since no two
+    ///   numbers may be taken for one.
+    /// - `application/x-www-form-urlencoded`: the spelling of percent escapes does not count; order
+    ///   and repetition do.
+    /// - `multipart/form-data`: the boundary, new for each attempt, does not count; everything else
+    ///   does.
+    /// - Anything else is compared byte for byte, and so is a body with a `Content-Encoding`, JSON
+    ///   that does not parse or that names a member twice, and a form that is malformed.
     pub fn normalized() -> Self {
         Self::reading(Reading::Normalized)
     }
@@ -75,18 +78,43 @@ impl Fingerprint {
         Self::reading(Reading::Raw)
     }
 
-    /// Leaves the body out, so that it is not read before the handler runs and an upload can stream.
+    /// Leaves the body out, so that it is not read before the handler runs and an upload can
+    /// stream.
     ///
-    /// A key that comes back with another body is then answered with the first one's response: pair it with
-    /// [`including_header`](Self::including_header) where the client sends a digest of the body. A refusal is not
-    /// recorded if the body broke off while the handler read it.
+    /// A key that comes back with another body is then answered with the first one's response: pair
+    /// it with [`including_header`](Self::including_header) where the client sends a digest of the
+    /// body. A refusal is not recorded if the body broke off while the handler read it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::HeaderName;
+    /// use tower_idempotency::Fingerprint;
+    ///
+    /// let upload =
+    ///     Fingerprint::without_body().including_header(HeaderName::from_static("content-digest"));
+    /// ```
     pub fn without_body() -> Self {
         Self::reading(Reading::Nothing)
     }
 
     /// Compares what `f` returns in place of the body.
     ///
-    /// Method, path, query, `Content-Type` without its `boundary`, and `Content-Encoding` still count.
+    /// Method, path, query, `Content-Type` without its `boundary`, and `Content-Encoding` still
+    /// count. What `f` leaves out does not: a request that differs in it alone is answered with the
+    /// first one's response.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_idempotency::Fingerprint;
+    ///
+    /// // A signed envelope: the signature is new for each attempt, the payload before it is not.
+    /// let fingerprint = Fingerprint::from_fn(|_parts, body| {
+    ///     let payload = body.split(|&byte| byte == b'.').next().unwrap_or_default();
+    ///     payload.to_vec()
+    /// });
+    /// ```
     pub fn from_fn<F, T>(f: F) -> Self
     where
         F: Fn(&Parts, &Bytes) -> T + Send + Sync + 'static,
@@ -95,10 +123,12 @@ impl Fingerprint {
         Self::reading(Reading::Function(Arc::new(move |parts, body, sink| sink(f(parts, body).as_ref()))))
     }
 
-    /// Makes a header count: all of its values, in order; an absent header differs from an empty one.
+    /// Makes a header count: all of its values, in order; an absent header differs from an empty
+    /// one.
     ///
-    /// Not for headers that differ between attempts, like `Date`, `Authorization` with a short-lived token, or a
-    /// trace id. Naming a header twice, or in another order, changes nothing.
+    /// Not for headers that differ between attempts, like `Date`, `Authorization` with a
+    /// short-lived token, or a trace id. Naming a header twice, or in another order, changes
+    /// nothing.
     pub fn including_header(mut self, name: HeaderName) -> Self {
         if let Err(place) = self.headers.binary_search_by(|held| held.as_str().cmp(name.as_str())) {
             self.headers.insert(place, name);
@@ -106,11 +136,21 @@ impl Fingerprint {
         self
     }
 
-    /// Leaves a member (or an array's element) out of JSON bodies, named by an RFC 6901 JSON pointer.
+    /// Leaves a member (or an array's element) out of JSON bodies, named by an RFC 6901 JSON
+    /// pointer.
     ///
-    /// For what a client stamps anew on every attempt: `.ignoring("/sent_at")`, `.ignoring("/items/0/nonce")`. A
-    /// body with the member then equals one without it. It has no effect on other bodies, nor together with
-    /// [`raw`](Self::raw), [`from_fn`](Self::from_fn) or [`without_body`](Self::without_body).
+    /// For what a client stamps anew on every attempt: `.ignoring("/sent_at")`,
+    /// `.ignoring("/items/0/nonce")`. A body with the member then equals one without it. It has no
+    /// effect on other bodies, nor together with [`raw`](Self::raw), [`from_fn`](Self::from_fn) or
+    /// [`without_body`](Self::without_body).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_idempotency::Fingerprint;
+    ///
+    /// let fingerprint = Fingerprint::normalized().ignoring("/sent_at").ignoring("/items/0/nonce");
+    /// ```
     ///
     /// # Panics
     ///
@@ -145,7 +185,8 @@ impl Fingerprint {
         transcript.finish()
     }
 
-    /// The last two parts, content type and body: how the one is written depends on how the other is read.
+    /// The last two parts, content type and body: how the one is written depends on how the other
+    /// is read.
     fn content(&self, parts: &Parts, body: &Bytes, transcript: &mut Transcript) {
         let content_type = ContentType::of(&parts.headers);
         match &self.reading {
@@ -230,7 +271,8 @@ impl fmt::Debug for Reading {
     }
 }
 
-/// A user's function; it hands its bytes on instead of returning them, so that their type is not in ours.
+/// A user's function; it hands its bytes on instead of returning them, so that their type is not in
+/// ours.
 type Function = dyn Fn(&Parts, &Bytes, &mut dyn FnMut(&[u8])) + Send + Sync;
 
 fn raw(content_type: &ContentType<'_>, body: &[u8], transcript: &mut Transcript) {

@@ -6,7 +6,8 @@ use http::header::CONTENT_TYPE;
 use super::transcript::Transcript;
 use super::values;
 
-/// The request's content type: parsed if there is one, and it is well-formed; otherwise as it stands.
+/// The request's content type: parsed if there is one, and it is well-formed; otherwise as it
+/// stands.
 pub(super) enum ContentType<'a> {
     Parsed { essence: &'a str, parameters: Vec<(&'a str, &'a str)> },
     Verbatim { headers: &'a HeaderMap },
@@ -22,10 +23,12 @@ impl<'a> ContentType<'a> {
         .unwrap_or(Self::Verbatim { headers })
     }
 
-    /// Writes the content type, with `boundary` or, where the body does not depend on it, only the name of it.
+    /// Writes the content type, with `boundary` or, where the body does not depend on it, only the
+    /// name of it.
     ///
-    /// Type and parameter names are written in lower case, values as they are spelled. The order of parameters is
-    /// kept: a client does not change it from one attempt to the next, and with a repeated name it has a meaning.
+    /// Type and parameter names are written in lower case, values as they are spelled. The order of
+    /// parameters is kept: a client does not change it from one attempt to the next, and with a
+    /// repeated name it has a meaning.
     pub(super) fn write(&self, without_boundary: bool, transcript: &mut Transcript) {
         match self {
             Self::Parsed { essence, parameters } => {
@@ -90,7 +93,8 @@ impl<'a> ContentType<'a> {
             .map(|(_, value)| unquoted(value))
     }
 
-    /// Whether no parameter says that the bytes are in an encoding in which they mean something else.
+    /// Whether no parameter says that the bytes are in an encoding in which they mean something
+    /// else.
     fn is_utf8(&self) -> bool {
         self.parameters("charset").all(|charset| charset.eq_ignore_ascii_case("utf-8"))
     }

@@ -31,7 +31,8 @@ impl Digest {
         &self.0
     }
 
-    /// Whether a stored fingerprint is this one. One of a version we do not know is not: its hash says nothing.
+    /// Whether a stored fingerprint is this one. One of a version we do not know is not: its hash
+    /// says nothing.
     pub(crate) fn matches(&self, stored: &[u8]) -> bool {
         self.0 == stored
     }

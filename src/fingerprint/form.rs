@@ -2,13 +2,15 @@
 
 /// A form whose every percent escape is well-formed.
 ///
-/// The normal form is a form again: every byte stands for itself, except that `%`, `&`, `=` and `+` are escaped where
-/// they do not separate. Two forms have the same one if and only if they have the same pairs in the same order, where
-/// a name without `=` differs from one with an empty value, and an empty pair counts.
+/// The normal form is a form again: every byte stands for itself, except that `%`, `&`, `=` and `+`
+/// are escaped where they do not separate. Two forms have the same one if and only if they have the
+/// same pairs in the same order, where a name without `=` differs from one with an empty value, and
+/// an empty pair counts.
 pub(super) struct Form<'a>(&'a [u8]);
 
 impl<'a> Form<'a> {
-    /// `None` if there is a malformed escape: it stands for itself in some decoders and is an error in others.
+    /// `None` if there is a malformed escape: it stands for itself in some decoders and is an error
+    /// in others.
     pub(super) fn of(body: &'a [u8]) -> Option<Self> {
         let mut at = 0;
         while let Some(found) = body[at..].iter().position(|&byte| byte == b'%') {

@@ -17,7 +17,8 @@ impl Pointer {
         Some(Self { text: pointer.to_owned(), steps })
     }
 
-    /// The step from a container at `depth` to one of its children, and whether that child is the one meant.
+    /// The step from a container at `depth` to one of its children, and whether that child is the
+    /// one meant.
     pub(super) fn step(&self, depth: usize) -> Option<(&Step, bool)> {
         Some((self.steps.get(depth)?, depth + 1 == self.steps.len()))
     }

@@ -7,10 +7,11 @@ use super::Digest;
 
 /// A hash over parts that cannot run into each other.
 ///
-/// A part is written as its length and its bytes; a list as its parts, a 1 before each and a 0 after the last, or as
-/// their number and then the parts; an option as a list of none or one; what follows a tag depends on the tag alone, and only the last part of all takes the rest without a length.
-/// So the parts can be read back from left to right in one way only, and two different tuples of parts never give
-/// the same bytes.
+/// A part is written as its length and its bytes; a list as its parts, with a 1 before each and a 0
+/// after the last, or as their number and then the parts; an option as a list of none or one; what
+/// follows a tag depends on the tag alone; and only the last part of all takes the rest without a
+/// length. So the parts can be read back from left to right in one way only, and two different
+/// tuples of parts never give the same bytes.
 pub(super) struct Transcript {
     hash: Sha256,
     buffer: [u8; BUFFER],
@@ -116,7 +117,8 @@ pub(super) enum BodyForm {
     Nothing = 5,
 }
 
-/// The version of everything that decides a digest's bytes: the transcript, the normal forms, the hash.
+/// The version of everything that decides a digest's bytes: the transcript, the normal forms, the
+/// hash.
 const VERSION: u8 = 1;
 
 /// Normal forms come in pieces of a few bytes; the hash is at its best with many blocks at once.

@@ -44,8 +44,9 @@ fn digits(source: &[u8], at: usize) -> Result<usize, NotJson> {
 
 /// The end of the bytes from `at` on until the first for which `stops` sets the high bit.
 ///
-/// A word at a time, without a branch inside: the length of a token, which no branch predictor guesses, then costs
-/// no misprediction. `stops` need not be right about the bytes that come after one it stops at.
+/// A word at a time, without a branch inside: the length of a token, which no branch predictor
+/// guesses, then costs no misprediction. `stops` need not be right about the bytes that come after
+/// one it stops at.
 #[inline(always)]
 fn run(source: &[u8], mut at: usize, stops: impl Fn(u64) -> u64) -> usize {
     loop {
@@ -74,7 +75,8 @@ const fn each(byte: u8) -> u64 {
     u64::MAX / 0xff * byte as u64
 }
 
-/// The character that the `\u` escape at `at` stands for, and the end of the escape: two, for a surrogate pair.
+/// The character that the `\u` escape at `at` stands for, and the end of the escape: two, for a
+/// surrogate pair.
 pub(super) fn unicode_escape(source: &[u8], at: usize) -> Result<(char, usize), NotJson> {
     let unit = |at: usize| match source.get(at..at + 6) {
         Some([b'\\', b'u', digits @ ..]) => digits
@@ -95,8 +97,8 @@ pub(super) fn unicode_escape(source: &[u8], at: usize) -> Result<(char, usize), 
     Ok((char::from_u32(first).ok_or(NotJson)?, at + 6))
 }
 
-/// Appends the one spelling of a character that the normal form has: itself, or where JSON wants an escape, the
-/// shortest.
+/// Appends the one spelling of a character that the normal form has: itself, or where JSON wants an
+/// escape, the shortest.
 pub(super) fn spell(char: char, out: &mut Vec<u8>) {
     match char {
         '"' | '\\' => out.extend([b'\\', char as u8]),

@@ -20,16 +20,18 @@ impl<'p> Routes<'p> {
         Self { pointers, stack: (0..pointers.len() as u32).collect() }
     }
 
-    /// The stretch of a container that opens: what the last step from `parent` has left on the stack.
+    /// The stretch of a container that opens: what the last step from `parent` has left on the
+    /// stack.
     #[inline]
     pub(super) fn open(&self, parent: Stretch) -> Stretch {
         Stretch { first: parent.last, last: self.stack.len() as u32 }
     }
 
-    /// Takes the step from a container at `depth` to one of its children: whether a pointer ends there.
+    /// Takes the step from a container at `depth` to one of its children: whether a pointer ends
+    /// there.
     ///
-    /// It begins by taking off the stack what the child before has left there. Nothing else needs to: a container that
-    /// no pointer leads into leaves nothing.
+    /// It begins by taking off the stack what the child before has left there. Nothing else needs
+    /// to: a container that no pointer leads into leaves nothing.
     #[cold]
     pub(super) fn step(&mut self, container: Stretch, depth: usize, leads: impl Fn(&Step) -> bool) -> bool {
         self.stack.truncate(container.last as usize);

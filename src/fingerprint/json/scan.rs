@@ -1,12 +1,12 @@
 //! The first pass over a document: grammar, white space, spelling, and where the members are.
 
-use std::borrow::Cow;
-
+use super::order::{self, LEFT_OUT, Member};
 use super::route::{Routes, Stretch};
-use super::{Child, Container, LEFT_OUT, NotJson, Outline, lexeme, order};
+use super::text::Text;
+use super::{Child, Container, NotJson, Outline, lexeme};
 use crate::fingerprint::pointer::Pointer;
 
-/// Goes over a document once. Members of objects that may be out of order are noted but not yet sorted.
+/// Goes over a document once.
 pub(super) fn scan<'a>(body: &'a [u8], ignored: &[Pointer]) -> Result<Outline<'a>, NotJson> {
     // Places in the text are 32 bits wide; the text is never longer than the body.
     if u32::try_from(body.len()).is_err() || std::str::from_utf8(body).is_err() {
@@ -14,9 +14,7 @@ pub(super) fn scan<'a>(body: &'a [u8], ignored: &[Pointer]) -> Result<Outline<'a
     }
     Scanner {
         source: body,
-        kept: Vec::new(),
-        run: 0,
-        lost: 0,
+        text: Text::new(body),
         open: Vec::with_capacity(FEW),
         routes: Routes::new(ignored),
         pending: Vec::with_capacity(FEW),
@@ -28,17 +26,13 @@ pub(super) fn scan<'a>(body: &'a [u8], ignored: &[Pointer]) -> Result<Outline<'a
 
 struct Scanner<'a, 'p> {
     source: &'a [u8],
-    /// The text so far, less the current run.
-    kept: Vec<u8>,
-    /// Where the current run starts, the part of the source that will be kept as it is.
-    run: usize,
-    /// By how much the text up to the current run is shorter than the source.
-    lost: usize,
+    text: Text<'a>,
     /// The containers around the current place, outermost first.
     open: Vec<Open>,
     routes: Routes<'p>,
-    /// The children of the open containers so far.
-    pending: Vec<Child>,
+    /// The children of the open containers so far: members, and elements if pointers lead into
+    /// their array.
+    pending: Vec<Member>,
     containers: Vec<Container>,
     children: Vec<Child>,
 }
@@ -57,7 +51,8 @@ struct Open {
     elements: u32,
 }
 
-/// Every method that goes forward takes the place in the source where it starts and returns the one where it ended.
+/// Every method that goes forward takes the place in the source where it starts and returns the one
+/// where it ended.
 impl<'a> Scanner<'a, '_> {
     fn document(mut self) -> Result<Outline<'a>, NotJson> {
         let mut at = self.space(0);
@@ -71,7 +66,7 @@ impl<'a> Scanner<'a, '_> {
                         at = self.name(at)?;
                         continue;
                     }
-                    self.close(at)
+                    self.close(at)?
                 }
                 Some(b'[') => {
                     at = self.open(at, false)?;
@@ -79,7 +74,7 @@ impl<'a> Scanner<'a, '_> {
                         self.element(at);
                         continue;
                     }
-                    self.close(at)
+                    self.close(at)?
                 }
                 Some(b't') => self.literal(at, b"true")?,
                 Some(b'f') => self.literal(at, b"false")?,
@@ -102,24 +97,18 @@ impl<'a> Scanner<'a, '_> {
                         self.element(at);
                         break;
                     }
-                    (Some(b'}'), true) | (Some(b']'), false) => at = self.close(at),
+                    (Some(b'}'), true) | (Some(b']'), false) => at = self.close(at)?,
                     _ => return Err(NotJson),
                 }
             }
         }
     }
 
-    fn finish(mut self, end: usize) -> Result<Outline<'a>, NotJson> {
+    fn finish(self, end: usize) -> Result<Outline<'a>, NotJson> {
         if skip_space(self.source, end) != self.source.len() {
             return Err(NotJson);
         }
-        let text = if self.kept.is_empty() {
-            Cow::Borrowed(&self.source[self.run..end])
-        } else {
-            self.keep(end, end);
-            Cow::Owned(self.kept)
-        };
-        Ok(Outline { text, containers: self.containers, children: self.children })
+        Ok(Outline { text: self.text.finish(end), containers: self.containers, children: self.children })
     }
 
     fn open(&mut self, at: usize, is_object: bool) -> Result<usize, NotJson> {
@@ -128,40 +117,54 @@ impl<'a> Scanner<'a, '_> {
         }
         let place = index(self.containers.len());
         let start = self.place(at);
-        self.containers.push(Container { start, end: start, first: 0, last: 0, next: place + 1, is_object });
+        self.containers.push(Container { start, end: start, first: 0, last: 0, next: place + 1 });
         let routes = self.routes.open(self.open.last().map_or_else(Stretch::default, |parent| parent.routes));
         self.open.push(Open { is_object, place, first: index(self.pending.len()), routes, elements: 0 });
         Ok(self.space(at + 1))
     }
 
-    /// Closes the innermost container; keeps note of it only if it cannot be copied as it is.
-    fn close(&mut self, at: usize) -> usize {
-        let Some(open) = self.open.pop() else { return at + 1 };
-        let children = &mut self.pending[open.first as usize..];
+    /// Closes the innermost container; takes note of it only if it cannot be copied as it is.
+    #[inline]
+    fn close(&mut self, at: usize) -> Result<usize, NotJson> {
+        let Some(open) = self.open.pop() else { return Err(NotJson) };
+        let children = &self.pending[open.first as usize..];
         let in_order = !open.is_object || children.is_sorted_by(|a, b| a.prefix < b.prefix);
-        if in_order && (open.routes.is_empty() || children.iter().all(|child| child.inner != LEFT_OUT)) {
-            self.pending.truncate(open.first as usize);
-            if self.containers.len() == open.place as usize + 1 {
-                self.containers.pop();
-            }
-            return at + 1;
+        if !in_order || (!open.routes.is_empty() && children.iter().any(Member::is_left_out)) {
+            self.arrange(at, &open)?;
         }
+        self.pending.truncate(open.first as usize);
+        if self.containers.len() == open.place as usize + 1 {
+            self.containers.pop_if(|container| container.is_plain());
+        }
+        Ok(at + 1)
+    }
+
+    /// Puts the children of a container that closes at `at` in order, less those that are left out.
+    fn arrange(&mut self, at: usize, open: &Open) -> Result<(), NotJson> {
+        let bracket = self.place(at);
+        let text = self.text.until(at);
+        let children = &mut self.pending[open.first as usize..];
         // A child ends before the comma before the next one, the last one before the bracket.
-        let mut end = index(at - self.lost);
-        for child in children.iter_mut().rev() {
+        let mut end = bracket;
+        for Member { child, .. } in children.iter_mut().rev() {
             child.end = end;
             end = child.start - 1;
+        }
+        if open.is_object {
+            order::sort(children, text)?;
+        }
+        if children.is_sorted_by_key(|child| child.child.start) && !children.iter().any(Member::is_left_out) {
+            return Ok(());
         }
         if self.children.capacity() == 0 {
             self.children.reserve(self.source.len() / MEMBER);
         }
         let first = index(self.children.len());
-        self.children.extend(self.pending.drain(open.first as usize..));
+        self.children.extend(children.iter().filter(|child| !child.is_left_out()).map(|child| child.child));
         let (last, next) = (index(self.children.len()), index(self.containers.len()));
-        let end = self.place(at + 1);
         let container = &mut self.containers[open.place as usize];
-        *container = Container { end, first, last, next, ..*container };
-        at + 1
+        *container = Container { start: container.start, end: bracket + 1, first, last, next };
+        Ok(())
     }
 
     /// A member's name and colon.
@@ -170,14 +173,9 @@ impl<'a> Scanner<'a, '_> {
         if self.source.get(at) != Some(&b'"') {
             return Err(NotJson);
         }
-        let (source, start) = (self.source, self.place(at));
+        let start = self.place(at);
         let mut end = self.string(at)?;
-        let (text, from, to) = if self.run <= at {
-            (source, at + 1, end - 1)
-        } else {
-            self.keep(end, end);
-            (self.kept.as_slice(), start as usize + 1, self.kept.len() - 1)
-        };
+        let (text, from, to) = self.text.string(at, end, start as usize);
         let prefix = order::prefix(text, from, to);
         let mut inner = index(self.containers.len());
         if let Some(open) = self.open.last().filter(|open| !open.routes.is_empty())
@@ -185,7 +183,8 @@ impl<'a> Scanner<'a, '_> {
         {
             inner = LEFT_OUT;
         }
-        self.pending.push(Child { prefix, start, end: start, name: index(to - from), inner });
+        let child = Child { start, end: start, inner };
+        self.pending.push(Member { prefix, name: index(to - from), child });
         end = self.space(end);
         if self.source.get(end) != Some(&b':') {
             return Err(NotJson);
@@ -203,7 +202,7 @@ impl<'a> Scanner<'a, '_> {
             open.elements += 1;
             let left_out = self.routes.step(open.routes, depth, |step| step.is_element(element));
             let inner = if left_out { LEFT_OUT } else { index(self.containers.len()) };
-            self.pending.push(Child { prefix: 0, start, end: start, name: 0, inner });
+            self.pending.push(Member { prefix: 0, name: 0, child: Child { start, end: start, inner } });
         }
     }
 
@@ -220,15 +219,12 @@ impl<'a> Scanner<'a, '_> {
                 (Some(b'"'), _) => return Ok(at + 1),
                 (Some(b'\\'), Some(b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't')) => at += 2,
                 (Some(b'\\'), Some(b'/')) => {
-                    self.keep(at, at + 1);
+                    self.text.skip(at, at + 1);
                     at += 2;
                 }
                 (Some(b'\\'), Some(b'u')) => {
                     let (char, end) = lexeme::unicode_escape(self.source, at)?;
-                    self.keep(at, at);
-                    lexeme::spell(char, &mut self.kept);
-                    self.run = end;
-                    self.lost = end - self.kept.len();
+                    self.text.respell(at, end, char);
                     at = end;
                 }
                 _ => return Err(NotJson),
@@ -248,27 +244,17 @@ impl<'a> Scanner<'a, '_> {
         match self.source.get(at) {
             Some(&byte) if byte <= b' ' => {
                 let end = skip_space(self.source, at);
-                self.keep(at, end);
+                self.text.skip(at, end);
                 end
             }
             _ => at,
         }
     }
 
-    /// Copies the current run up to `end` into the text; the next one starts at `next`.
-    fn keep(&mut self, end: usize, next: usize) {
-        if self.kept.capacity() == 0 {
-            self.kept.reserve(self.source.len());
-        }
-        self.kept.extend_from_slice(&self.source[self.run..end]);
-        self.run = next;
-        self.lost = next - self.kept.len();
-    }
-
     /// The place in the text of a place in the current run.
     #[inline]
     fn place(&self, at: usize) -> u32 {
-        index(at - self.lost)
+        index(self.text.place(at))
     }
 }
 

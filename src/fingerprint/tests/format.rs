@@ -28,8 +28,9 @@ fn a_stored_fingerprint_of_another_version_or_length_never_matches() {
     assert!(!digest.matches(&[stored.as_slice(), &[0]].concat()));
 }
 
-/// These digests are in databases. If this fails, the format has changed: recorded requests would be refused when
-/// they are retried, so restore it, or give the new format a new version byte and keep these as what version 1 was.
+/// These digests are in databases. If this fails, the format has changed: recorded requests would
+/// be refused when they are retried, so restore it, or give the new format a new version byte and
+/// keep these as what version 1 was.
 #[test]
 fn digests_are_the_same_in_every_release() {
     let form = [("content-type", "application/x-www-form-urlencoded; charset=UTF-8")];

@@ -30,7 +30,7 @@ pub(super) enum Value {
 
 impl Value {
     pub(super) fn draw(dice: &mut Dice<'_>, depth: usize) -> Self {
-        match dice.below(if depth > 6 { 4 } else { 9 }) {
+        match dice.below(if depth > 6 { 4 } else { 9 }).max(if depth == 0 { dice.below(9) } else { 0 }) {
             0 | 1 => Self::Scalar(dice.pick(&SCALARS).to_owned()),
             2 => Self::String(dice.pick(&NAMES).to_owned()),
             3 => Self::String((0..dice.below(24)).map(|_| dice.pick(&CHARS)).collect()),
@@ -160,7 +160,7 @@ pub(super) fn mutate(body: &[u8], dice: &mut Dice<'_>) -> Vec<u8> {
     let mut body = body.to_vec();
     for _ in 0..dice.below(4) {
         let place = (dice.below(256) * 256 + dice.below(256)) % (body.len() + 1);
-        let byte = dice.pick(b"{}[]\",:\\/0123456789.eE+-tfnulars bad8DcC \t\n\x0c\0\x1f\x7f\x80\xc3\xa9\xed\xa0\xef\xbb\xbf\xf0\xff");
+        let byte = dice.pick(EDITS);
         match dice.below(4) {
             0 => body.insert(place, byte),
             1 if place < body.len() => body[place] = byte,
@@ -216,3 +216,7 @@ const CHARS: [char; 17] = [
     'a', 'b', '/', '"', '\\', '\0', '\n', '\t', '\r', '\u{c}', '\u{8}', '\u{1f}', '\u{7f}', 'é', '\u{2028}',
     '\u{ffff}', '😀',
 ];
+
+/// What is put in, mostly what the grammar turns on.
+const EDITS: &[u8] =
+    b"{}[]\",:\\/0123456789.eE+-tfnulars bad8DcC \t\n\x0c\0\x1f\x7f\x80\xc3\xa9\xed\xa0\xef\xbb\xbf\xf0\xff";
