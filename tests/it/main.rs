@@ -5,6 +5,7 @@
 mod support;
 
 mod after_commit;
+mod answers;
 mod auth;
 mod body;
 mod body_limit;
@@ -34,6 +35,7 @@ mod reuse;
 mod routing;
 mod schema;
 mod scope;
+mod settings;
 mod settlement;
 mod statements;
 mod sweep;
