@@ -28,6 +28,12 @@ mod migrate;
 mod error;
 mod telemetry;
 
+/// Pages to read once.
+pub mod guide {
+    #[doc = include_str!("guide/layer_order.md")]
+    pub mod layer_order {}
+}
+
 pub use connection::Isolation;
 pub use downstream::DownstreamKey;
 pub use error::Error;

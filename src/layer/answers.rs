@@ -61,11 +61,14 @@ impl IdempotencyLayer {
     ///
     /// # Panics
     ///
-    /// If the URL has characters that a header cannot carry.
+    /// If the URL has anything but visible ASCII characters, or angle brackets: the `Link` could not
+    /// carry it.
     #[track_caller]
     pub fn documentation(self, url: &str) -> Self {
-        let link = HeaderValue::from_str(&format!("<{url}>; rel=\"describedby\""));
-        let link = link.expect("a documentation URL has visible ASCII characters only");
+        let visible = url.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'<' | b'>'));
+        let link = HeaderValue::from_str(&format!("<{url}>; rel=\"describedby\"")).ok().filter(|_| visible);
+        let link =
+            link.expect("a documentation URL has visible ASCII characters only, and no angle brackets");
         let url = url.to_owned();
         self.set(|config| {
             let answers = Arc::make_mut(&mut config.answers);
