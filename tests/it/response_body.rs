@@ -16,7 +16,7 @@ use hyper::body::Frame;
 use tower_idempotency::{IdempotencyLayer, Tx};
 
 use crate::support::{
-    Gate, Runs, Service, database, effect, effects, eventually, is_sound, layer, records, serve, states,
+    Runs, Service, Turnstile, database, effect, effects, eventually, is_sound, layer, records, serve, states,
 };
 
 /// A handler that has an effect and answers with a response made anew for each run.
@@ -89,7 +89,7 @@ async fn a_body_of_unknown_length_over_the_limit_is_sent_whole_and_not_kept() {
 #[tokio::test]
 async fn a_body_that_is_too_slow_is_sent_whole_and_not_kept() {
     let db = database().await;
-    let gate = Gate::default();
+    let gate = Turnstile::default();
     let at = gate.clone();
     let (service, runs) = answering(layer(&db).response_timeout(Duration::from_millis(50)), move |_| {
         let rest = stream::once({
@@ -117,7 +117,7 @@ async fn a_body_that_is_too_slow_is_sent_whole_and_not_kept() {
 #[tokio::test]
 async fn an_event_stream_is_sent_as_it_comes_and_not_kept() {
     let db = database().await;
-    let gate = Gate::default();
+    let gate = Turnstile::default();
     let at = gate.clone();
     let (service, runs) = answering(layer(&db), move |_| {
         let at = at.clone();
