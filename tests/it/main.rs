@@ -26,6 +26,7 @@ mod scope;
 mod statements;
 mod sweep;
 mod unreachable;
+mod telemetry;
 mod waiting;
 mod settlement;
 mod failed;
