@@ -41,6 +41,7 @@ mod statements;
 mod sweep;
 mod transaction;
 mod unreachable;
+mod telemetry;
 mod waiting;
 mod settlement;
 mod failed;

@@ -7,9 +7,12 @@ use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use tower_idempotency::{Outcome, Rejection, RejectionKind};
 
-/// What the extensions of the responses say.
+/// What the extensions of one response say.
+type Seen = (Option<Outcome>, Option<RejectionKind>);
+
+/// What the extensions of the responses say, in the order in which they left.
 #[derive(Clone, Default)]
-pub(crate) struct Outer(Arc<Mutex<Vec<(Option<Outcome>, Option<RejectionKind>)>>>);
+pub(crate) struct Outer(Arc<Mutex<Vec<Seen>>>);
 
 impl Outer {
     /// Puts it around a router.
@@ -28,12 +31,12 @@ impl Outer {
     }
 
     /// Notes it once more.
-    pub(crate) fn again(&self, seen: (Option<Outcome>, Option<RejectionKind>)) {
+    pub(crate) fn again(&self, seen: Seen) {
         self.0.lock().unwrap().push(seen);
     }
 
     /// What the last response said.
-    pub(crate) fn last(&self) -> (Option<Outcome>, Option<RejectionKind>) {
+    pub(crate) fn last(&self) -> Seen {
         *self.0.lock().unwrap().last().unwrap()
     }
 }
