@@ -132,13 +132,17 @@ impl Builder {
         } else {
             command.arg("--auth-host=reject");
         }
-        let output =
-            command.arg("-D").arg(&layout.data).output().map_err(|e| layout.cannot_run("initdb", &e))?;
-        if output.status.success() {
+        // Not to a pipe: it must be able to come to its end even if this process does not.
+        let output = layout.dir.join("initdb.log");
+        let file = fs::File::create(&output).and_then(|file| Ok((file.try_clone()?, file)));
+        let (out, err) = file.map_err(|e| Error(format!("{}: {e}", output.display())))?;
+        command.arg("-D").arg(&layout.data).stdout(out).stderr(err);
+        let status = command.status().map_err(|e| layout.cannot_run("initdb", &e))?;
+        if status.success() {
             return Ok(());
         }
-        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        Err(Error(format!("initdb failed ({}): {}\n{}", output.status, err.trim(), out.trim())))
+        let output = fs::read(&output).unwrap_or_default();
+        Err(Error(format!("initdb failed ({status}): {}", String::from_utf8_lossy(&output).trim())))
     }
 
     /// The arguments of `postgres`. Of two that set the same, the last counts.

@@ -61,9 +61,15 @@ impl Layout {
     }
 
     pub(crate) fn cannot_run(&self, program: &str, error: &io::Error) -> Error {
-        let account = self.account.as_ref().map(|a| format!(" as the user {}", a.name)).unwrap_or_default();
-        let program = self.programs.join(program);
-        Error(format!("cannot run {} in {}{account}: {error}", program.display(), self.dir.display()))
+        let (program, dir) = (self.programs.join(program), &self.dir);
+        let who =
+            self.account.as_ref().map(|a| format!(" as the user {}, who must be able to reach both", a.name));
+        Error(format!(
+            "cannot run {} in {}{}: {error}",
+            program.display(),
+            dir.display(),
+            who.unwrap_or_default()
+        ))
     }
 
     /// Starts the postmaster, and waits until it accepts connections.

@@ -6,47 +6,59 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// The processes of the server in `$DEVPG_DIR`: those that work in it, from `initdb` to the last backend.
-/// Without /proc: those that have it in their command line (backends end when their postmaster has).
+/// The processes of the server in `$DEVPG_DIR`: those that work in it, from `initdb` to the last backend,
+/// also if someone has deleted it meanwhile. Without /proc: those that have it in their command line
+/// (backends end when their postmaster has).
 const PROCESSES: &str = r#"
 dir=$DEVPG_DIR
 processes() {
-  if [ -e /proc/self/cwd ]; then
-    for p in /proc/[0-9]*; do
-      if [ "$p/cwd" -ef "$dir" ] || [ "$p/cwd" -ef "$dir/data" ]; then echo "${p#/proc/}"; fi
-    done
-  else
-    pgrep -f "$dir/"
-  fi
+  if [ ! -e /proc/self/cwd ]; then pgrep -f "$dir/"; return; fi
+  for p in /proc/[0-9]*; do
+    if [ "$p/cwd" -ef "$dir" ] || [ "$p/cwd" -ef "$dir/data" ]; then echo "${p#/proc/}"; fi
+  done
+  [ -e "$dir/data" ] || LC_ALL=C ls -ld /proc/[0-9]*/cwd | while IFS= read -r link; do
+    case $link in
+      *"/cwd -> $dir (deleted)" | *"/cwd -> $dir/data (deleted)") p=${link%%/cwd -> *}; echo "${p##*/}" ;;
+    esac
+  done
 }
 "#;
 
 /// Waits for the end of its input: then the program is gone, and everything it forked has become what
-/// it was to become. Asks the server to stop, kills what is left, and deletes all.
-/// A server that was killed leaves a System V segment behind; its number is in postmaster.pid.
+/// it was to become. Asks the server to stop, or lets initdb come to its end, since both take their
+/// shared memory with them; then kills what is left, and deletes all. The shared memory of a process
+/// that was killed is known from its mappings, and from postmaster.pid.
 const CLEAN_UP: &str = r#"
 trap '' HUP INT QUIT TERM PIPE
 cd /
 while read -r _; do :; done
 pidfile=$dir/data/postmaster.pid
 postmaster=$(head -n 1 "$pidfile")
-n=0 grace=0 clean=0
+n=0 grace=0 clean=0 segments=
+[ -e "$dir/log" ] || grace=200
 for pid in $(processes); do
-  if [ "$pid" = "$postmaster" ]; then kill -s QUIT "$pid" && grace=200; fi
+  if [ -e "$dir/log" ] && [ "$pid" = "$postmaster" ]; then kill -s QUIT "$pid" && grace=200; fi
 done
 while [ $clean -lt 2 ] && [ $n -lt 1000 ]; do
   pids=$(processes)
   if [ -n "$pids" ]; then
     clean=0
-    [ $n -ge $grace ] && kill -s KILL $pids
+    if [ $n -ge $grace ]; then
+      kill -s STOP $pids
+      segments="$segments $(for pid in $pids; do sed -n \
+        -e 's#.* \(/dev/shm/PostgreSQL[.][0-9]*\)$#\1#p' \
+        -e 's#^[^ ]* [^ ]* [^ ]* [^ ]* \([0-9]*\) */SYSV.*#\1#p' "/proc/$pid/maps"; done)"
+      kill -s KILL $pids
+    fi
     sleep 0.02 || sleep 1
   else
     clean=$((clean + 1))
   fi
   n=$((n + 1))
 done
-segment=$(sed -n '7s/.* //p' "$pidfile")
-[ -n "$segment" ] && ipcrm -m "$segment"
+for segment in $segments $(sed -n '7s/.* //p' "$pidfile"); do
+  case $segment in /*) rm -f "$segment" ;; *) ipcrm -m "$segment" ;; esac
+done
 rm -rf "$dir" ${DEVPG_SOCKETS:+"$DEVPG_SOCKETS"} || { sleep 1; rm -rf "$dir" ${DEVPG_SOCKETS:+"$DEVPG_SOCKETS"}; }
 "#;
 

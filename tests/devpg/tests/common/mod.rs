@@ -113,8 +113,7 @@ impl Drop for Running {
 
 /// Sends a signal to a process, or with a minus sign to a process group.
 pub fn kill(signal: &str, target: &str) {
-    let done =
-        Command::new("/bin/sh").args(["-c", "kill -s \"$1\" -- \"$2\"", "sh", signal, target]).status();
+    let done = Command::new("/bin/sh").args(["-c", "kill -\"$1\" \"$2\"", "sh", signal, target]).status();
     assert!(done.expect("sh").success(), "kill -s {signal} {target}");
 }
 

@@ -75,18 +75,10 @@ fn finish(runtime: &tokio::runtime::Runtime, options: &PgConnectOptions, how: &s
             let mut connection = PgConnection::connect_with(options).await.expect("connect");
             let pid: i32 =
                 sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut connection).await.expect("pid");
-            let endless = "DO $$ BEGIN LOOP END LOOP; END $$";
-            let end = tokio::spawn(async move { sqlx::raw_sql(endless).execute(&mut connection).await });
-            // Not before it has begun: an idle one goes with its postmaster.
-            let mut observer = PgConnection::connect_with(options).await.expect("connect");
-            let began = "SELECT state = 'active' AND query LIKE 'DO%' FROM pg_stat_activity WHERE pid = $1";
-            let mut busy = false;
-            while !busy {
-                let row = sqlx::query_scalar(began).bind(pid).fetch_one(&mut observer).await;
-                busy = row.expect("a session");
-            }
             say("backend", &pid.to_string());
-            panic!("{:?}", end.await);
+            let endless = "DO $$ BEGIN LOOP END LOOP; END $$";
+            let end = sqlx::query(endless).execute(&mut connection).await;
+            panic!("{end:?}");
         }),
         _ => drop(db),
     }
