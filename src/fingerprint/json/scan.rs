@@ -133,9 +133,8 @@ impl<'a> Scanner<'a, '_> {
             self.arrange(at, &open)?;
         }
         self.pending.truncate(open.first as usize);
-        if self.containers.len() == open.place as usize + 1 {
-            self.containers.pop_if(|container| container.is_plain());
-        }
+        // The last one is this one, or one inside it that is not plain.
+        self.containers.pop_if(|container| container.is_plain());
         Ok(at + 1)
     }
 

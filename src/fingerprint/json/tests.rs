@@ -80,6 +80,16 @@ fn names_are_told_apart_whatever_they_share() {
 }
 
 #[test]
+fn names_with_a_common_start_are_sorted_wherever_the_text_begins() {
+    for space in ["", " ", "\n\n"] {
+        assert_normal_form(
+            &format!(r#"{space}{{"created_by":1,"created_at":{{"created_by":1,"created_at":[]}}}}"#),
+            r#"{"created_at":{"created_at":[],"created_by":1},"created_by":1}"#,
+        );
+    }
+}
+
+#[test]
 fn what_a_strict_parser_refuses_has_no_normal_form() {
     let refused: [&[u8]; 56] = [
         b"",
