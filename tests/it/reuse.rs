@@ -9,10 +9,12 @@ use axum::routing::post;
 use devpg::TestDb;
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tower_idempotency::{IdempotencyLayer, Sweeper, Tenant, Tx};
 
 use crate::support::{
-    Answer, Gate, Service, database, effect, effects, layer, no_transaction_is_left, payment, serve, states,
+    Answer, Gate, Service, counted_pool, database, effect, effects, layer, no_transaction_is_left, payment,
+    serve, states,
 };
 
 const FIRST: &str = r#"{"amount":1250}"#;
@@ -59,9 +61,13 @@ async fn a_refused_request_with_another_payload_is_refused_and_the_first_refusal
 async fn one_that_has_waited_for_the_response_is_refused() {
     let db = database().await;
     let gate = Gate::shut();
-    let (layer, seen) = waiting(&db);
+    let (layer, mut seen) = waiting(&db);
     let service = serve(payment(&gate, layer)).await;
-    refused_after_the_wait(&db, &gate, &service, &service, seen).await;
+    let first = tokio::spawn(service.post("/").key("k").json(FIRST).send());
+    gate.reached(1).await;
+    let other = tokio::spawn(service.post("/").key("k").json(OTHER).send());
+    seen.wait_for(|requests| *requests == 2).await.unwrap();
+    refused_after_the_wait(&db, &gate, &service, first, other).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,29 +75,28 @@ async fn one_that_has_waited_for_another_process_is_refused() {
     let db = database().await;
     let gate = Gate::shut();
     let here = serve(payment(&gate, waiting(&db).0)).await;
-    let (layer, mut seen) = waiting(&db);
-    seen.borrow_and_update();
-    let there = serve(payment(&gate, layer)).await;
-    refused_after_the_wait(&db, &gate, &here, &there, seen).await;
+    let (pool, attempts) = counted_pool(&db, 1).await;
+    let there = serve(payment(&gate, waiting(&pool).0)).await;
+    let first = tokio::spawn(here.post("/").key("k").json(FIRST).send());
+    gate.reached(1).await;
+    let before = attempts.count();
+    let other = tokio::spawn(there.post("/").key("k").json(OTHER).send());
+    attempts.reaches(before + 2).await;
+    refused_after_the_wait(&db, &gate, &there, first, other).await;
 }
 
 async fn refused_after_the_wait(
     db: &TestDb,
     gate: &Gate,
-    here: &Service,
-    there: &Service,
-    mut seen: watch::Receiver<usize>,
+    service: &Service,
+    first: JoinHandle<Answer>,
+    other: JoinHandle<Answer>,
 ) {
-    let first = tokio::spawn(here.post("/").key("k").json(FIRST).send());
-    gate.reached(1).await;
-    let before = *seen.borrow_and_update();
-    let other = tokio::spawn(there.post("/").key("k").json(OTHER).send());
-    seen.wait_for(|count| *count > before).await.unwrap();
     gate.let_pass(1);
     let first = first.await.unwrap();
     assert_eq!(first.status, 201);
     other.await.unwrap().is_rejected(422, "key-reused");
-    there.post("/").key("k").json(FIRST).send().await.replays(&first);
+    service.post("/").key("k").json(FIRST).send().await.replays(&first);
     assert_eq!(gate.runs(), 1);
     assert_eq!(effects(db, "paid").await, 1);
     no_transaction_is_left(db).await;

@@ -90,8 +90,9 @@ async fn a_panic_and_an_error_of_the_inner_service_have_their_words() {
     let log = Log::capture();
     let db = database().await;
     let panics = async |_: Tx| -> StatusCode { panic!("the handler's own") };
-    let fails =
-        tower::service_fn(async |_: Request<Body>| Err::<Response<Body>, _>(std::io::Error::other("down")));
+    let fails = tower::service_fn(|_: Request<Body>| {
+        std::future::ready(Err::<Response<Body>, _>(std::io::Error::other("down")))
+    });
     let fails = ServiceBuilder::new()
         .layer(HandleErrorLayer::new(async |error: std::io::Error| {
             (StatusCode::BAD_GATEWAY, error.to_string())

@@ -13,7 +13,8 @@ use tokio::task::JoinSet;
 use tower_idempotency::{IdempotencyLayer, Tenant, Tx};
 
 use crate::support::{
-    Answer, Gate, Service, database, effect, effects, no_transaction_is_left, paid, payment, serve, states,
+    Answer, Gate, Service, counted_pool, database, effect, effects, no_transaction_is_left, paid, payment,
+    serve, states,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -71,7 +72,7 @@ async fn waiting_holds_no_connection() {
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_for_another_process_holds_no_connection_and_ends_in_its_response() {
     let db = database().await;
-    let pool = db.pool(1).await;
+    let (pool, attempts) = counted_pool(&db, 1).await;
     let gate = Gate::shut();
     let here = serve(payment(&gate, counting(&db.pool(2).await).0)).await;
     let (layer, seen) = counting(&pool);
@@ -80,6 +81,8 @@ async fn waiting_for_another_process_holds_no_connection_and_ends_in_its_respons
     gate.reached(1).await;
     let answers = all_at_once(&there, 30);
     seen.wait(30).await;
+    // Each a few times, so that their pauses are long.
+    attempts.reaches(attempts.count() + 120).await;
     others_can_use(&pool).await;
     gate.let_pass(1);
     let first = first.join_all().await.remove(0);
@@ -128,12 +131,12 @@ async fn when_the_leader_fails_at_another_process_one_of_those_who_wait_runs() {
     let db = database().await;
     let gate = Gate::shut();
     let here = serve(failing_once(&gate, counting(&db.pool(2).await).0)).await;
-    let (layer, seen) = counting(&db.pool(2).await);
-    let there = serve(failing_once(&gate, layer)).await;
+    let (pool, attempts) = counted_pool(&db, 2).await;
+    let there = serve(failing_once(&gate, counting(&pool).0)).await;
     let leader = all_at_once(&here, 1);
     gate.reached(1).await;
     let answers = all_at_once(&there, 10);
-    seen.wait(10).await;
+    attempts.reaches(attempts.count() + 10).await;
     gate.let_pass(usize::MAX);
     assert_eq!(leader.join_all().await.remove(0).status, 500);
     one_ran_and_the_others_replay_it(&answers.join_all().await);

@@ -1,6 +1,7 @@
 //! A database, a service over real HTTP, and a client, for each test.
 
 mod client;
+mod counted;
 mod faults;
 mod gate;
 mod log;
@@ -16,6 +17,7 @@ mod service;
 mod socket;
 
 pub(crate) use client::{Answer, Call, Client};
+pub(crate) use counted::counted_pool;
 pub(crate) use faults::{FAULTS, Faults, SECRETS};
 pub(crate) use gate::{Gate, paid, payment};
 pub(crate) use log::{Fields, Log};
