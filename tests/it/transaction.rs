@@ -1,8 +1,5 @@
 //! Whatever a handler does to its transaction: never a success without its record.
 
-use std::pin::pin;
-use std::task::Poll;
-
 use axum::Router;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -11,7 +8,9 @@ use sqlx::Connection as _;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_idempotency::{IdempotencyLayer, Tx};
 
-use crate::support::{Runs, Service, database, effect, effects, is_sound, layer, records, serve, states};
+use crate::support::{
+    Runs, Service, database, effect, effects, is_sound, layer, poll_once, records, serve, states,
+};
 
 /// Runs `mischief` in the first run, a well-behaved handler afterwards.
 async fn mischievous<M, Fut>(layer: IdempotencyLayer, mischief: M) -> (Service, Runs)
@@ -30,16 +29,6 @@ where
     };
     let router = Router::new().route("/", post(handler).route_layer(layer)).layer(CatchPanicLayer::new());
     (serve(router).await, runs)
-}
-
-/// Polls a future once and drops it.
-async fn poll_once<F: Future>(future: F) {
-    let mut future = pin!(future);
-    std::future::poll_fn(|cx| {
-        assert!(future.as_mut().poll(cx).is_pending(), "it was to be dropped midway");
-        Poll::Ready(())
-    })
-    .await;
 }
 
 /// The mischief is a 500 of this kind, nothing is kept, and the retry executes.

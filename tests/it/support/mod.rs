@@ -28,7 +28,7 @@ pub(crate) use proxy::{Fate, Message, Proxy};
 pub(crate) use raw::{RawAnswer, post_raw};
 pub(crate) use service::{Service, serve};
 pub(crate) use socket::Raw;
-pub(crate) use turnstile::{OnDrop, Runs, Turnstile};
+pub(crate) use turnstile::{OnDrop, Runs, Turnstile, poll_once};
 
 use axum::http::request::Parts;
 use devpg::TestDb;

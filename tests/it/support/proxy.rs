@@ -15,8 +15,6 @@ use tokio::task::JoinHandle;
 
 /// One message of a client to the server.
 pub(crate) struct Message {
-    /// Counts the connections from 0.
-    pub(crate) connection: usize,
     /// The protocol's letter; 0 for the startup message.
     kind: u8,
     body: Bytes,
@@ -74,10 +72,10 @@ impl Proxy {
         let options = db.options().socket(&dir).ssl_mode(PgSslMode::Disable);
         let decide: Arc<Decide> = Arc::new(decide);
         let task = tokio::spawn(async move {
-            for connection in 0.. {
+            loop {
                 let (client, _) = listener.accept().await.unwrap();
                 let server = connect(&upstream).await;
-                drop(tokio::spawn(relay(connection, client, server, Arc::clone(&decide))));
+                drop(tokio::spawn(relay(client, server, Arc::clone(&decide))));
             }
         });
         Self { options, dir, task }
@@ -109,12 +107,12 @@ async fn connect(options: &PgConnectOptions) -> Box<dyn Stream> {
     }
 }
 
-async fn relay(number: usize, client: UnixStream, server: Box<dyn Stream>, decide: Arc<Decide>) {
+async fn relay(client: UnixStream, server: Box<dyn Stream>, decide: Arc<Decide>) {
     // No answer reaches the client any more.
     let silent = AtomicBool::new(false);
     let (mut from_client, to_client) = client.into_split();
     let (from_server, mut to_server) = tokio::io::split(server);
-    let forth = requests(number, &mut from_client, &mut to_server, &*decide, &silent);
+    let forth = requests(&mut from_client, &mut to_server, &*decide, &silent);
     let back = answers(from_server, to_client, &silent);
     let late = tokio::select! {
         late = forth => late,
@@ -134,7 +132,6 @@ async fn relay(number: usize, client: UnixStream, server: Box<dyn Stream>, decid
 type Late = Option<(Vec<u8>, oneshot::Receiver<()>)>;
 
 async fn requests(
-    connection: usize,
     client: &mut (impl AsyncRead + Unpin),
     server: &mut WriteHalf<Box<dyn Stream>>,
     decide: &Decide,
@@ -144,7 +141,7 @@ async fn requests(
     while let Some((kind, frame)) = frame(client, startup).await {
         startup = false;
         let body = Bytes::copy_from_slice(&frame[if kind == 0 { 4 } else { 5 }..]);
-        match decide(&Message { connection, kind, body }) {
+        match decide(&Message { kind, body }) {
             Fate::Forward => server.write_all(&frame).await.ok()?,
             Fate::Lost => return None,
             Fate::Unanswered => {

@@ -1,7 +1,9 @@
 //! Where a handler stops until its test lets it go on.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 
 use tokio::sync::Semaphore;
 
@@ -60,6 +62,16 @@ impl OnDrop {
 
 impl Drop for OnDrop {
     fn drop(&mut self) {
-        drop(self.0.take().map(|sender| sender.send(())));
+        let _ = self.0.take().map(|sender| sender.send(()));
     }
+}
+
+/// Polls a future once, and drops it midway.
+pub(crate) async fn poll_once(future: impl Future) {
+    let mut future = pin!(future);
+    std::future::poll_fn(|cx| {
+        assert!(future.as_mut().poll(cx).is_pending(), "it was to be dropped midway");
+        Poll::Ready(())
+    })
+    .await;
 }
