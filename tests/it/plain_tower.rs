@@ -7,13 +7,14 @@ use std::task::{Context, Poll};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{Request, Response, StatusCode};
+use axum::response::IntoResponse as _;
 use axum::routing::{Route, post};
 use futures_util::future::{Ready, ready};
 use http_body_util::{BodyExt as _, Full};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_idempotency::{
     Error, Fingerprint, Idempotency, IdempotencyLayer, IdempotencyService, Rejection, ResponseFuture,
-    Retention, Sweeper, Tenant, Tx, TxHandle,
+    Retention, Settlement, Sweeper, Tenant, Tx, TxHandle,
 };
 
 use crate::support::{database, effect, effects, layer, no_transaction_is_left, records, serve, states};
@@ -73,22 +74,23 @@ async fn an_error_of_the_service_passes_unchanged_and_keeps_nothing() {
 }
 
 /// Must be asked whether it is ready before each call, by the very instance that is called; as a
-/// concurrency limit must. Not `Sync`.
+/// concurrency limit must; and wants each request twice. Not `Sync`.
 struct Strict {
     ready: Cell<bool>,
     fails: bool,
+    calls: u32,
 }
 
 impl Clone for Strict {
     fn clone(&self) -> Self {
-        Self { ready: Cell::new(false), fails: self.fails }
+        Self { ready: Cell::new(false), fails: self.fails, calls: 0 }
     }
 }
 
 impl Service<Request<Body>> for Strict {
-    type Response = StatusCode;
+    type Response = axum::response::Response;
     type Error = Burnt;
-    type Future = Ready<Result<StatusCode, Burnt>>;
+    type Future = Ready<Result<Self::Response, Burnt>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Burnt>> {
         self.ready.set(true);
@@ -97,20 +99,22 @@ impl Service<Request<Body>> for Strict {
 
     fn call(&mut self, _: Request<Body>) -> Self::Future {
         assert!(self.ready.replace(false), "called before it was ready");
-        ready(Ok(StatusCode::CREATED))
+        self.calls += 1;
+        let settlement = if self.calls % 2 == 1 { Settlement::Rerun } else { Settlement::Complete };
+        ready(Ok((StatusCode::CREATED, settlement, ()).into_response()))
     }
 }
 
 #[tokio::test]
 async fn a_service_is_called_only_when_it_is_ready() {
     let db = database().await;
-    let mut service = layer(&db).layer(Strict { ready: Cell::new(false), fails: false });
+    let mut service = layer(&db).layer(Strict { ready: Cell::new(false), fails: false, calls: 0 });
     for _ in 0..2 {
         let ready = ServiceExt::<Request<Full<Bytes>>>::ready(&mut service).await.unwrap();
         let answer = ready.call(request("{}")).await.unwrap();
         assert_eq!(answer.status(), 201);
     }
-    let unready = layer(&db).layer(Strict { ready: Cell::new(false), fails: true });
+    let unready = layer(&db).layer(Strict { ready: Cell::new(false), fails: true, calls: 0 });
     assert_eq!(unready.oneshot(request("{}")).await.unwrap_err(), Burnt { toast: 1 });
     assert_eq!(states(&db).await, ["completed"]);
 }

@@ -203,12 +203,15 @@ async fn without_a_matched_path_the_operation_is_the_whole_path_and_one_warning_
     let db = database().await;
     let unnamed = IdempotencyLayer::new(db.clone(), tenant());
     let app = Router::new().fallback(pay).layer(unnamed.clone());
-    let service = serve(app.route("/matched", patch(pay).route_layer(unnamed))).await;
-    for path in ["/a/1?x=y", "/a/2"] {
+    // A nested service sees the rest of the path only.
+    let nested = Router::new().fallback(pay).layer(unnamed.clone());
+    let app = app.route("/matched", patch(pay).route_layer(unnamed)).nest_service("/nested", nested);
+    let service = serve(app).await;
+    for path in ["/a/1?x=y", "/a/2", "/nested/a/1"] {
         assert_eq!(service.post(path).key("k").send().await.status, 201);
     }
     assert_eq!(service.call("PATCH", "/matched").key("k").send().await.status, 201);
-    assert_eq!(operations(&db).await, ["PATCH /matched", "POST /a/1", "POST /a/2"]);
+    assert_eq!(operations(&db).await, ["PATCH /matched", "POST /a/1", "POST /a/2", "POST /nested/a/1"]);
     assert_eq!(logs.lines_with("no matched path").len(), 1, "{}", logs.text());
 }
 
