@@ -1,5 +1,8 @@
 //! Webhooks: verified, then claimed like any other key.
 
+mod layer;
+mod service;
+mod delivery;
 mod refusal;
 mod secret;
 mod ed25519;
@@ -15,12 +18,15 @@ mod sign;
 #[cfg(test)]
 mod testing;
 
+pub use delivery::WebhookDelivery;
 pub use ed25519::Ed25519Keys;
 pub use github::GitHub;
 pub use header::{base64, fresh, hex, single, unix_seconds};
+pub use layer::WebhookLayer;
 pub use provider::{Provider, Unverified, Verified, by_id};
 pub use refusal::Refusal;
 pub use secret::{ConfigError, HmacSha256Keys, Secret};
+pub use service::WebhookService;
 pub use shopify::Shopify;
 pub use sign::{SigningKeys, Unsignable, sign};
 pub use slack::Slack;
