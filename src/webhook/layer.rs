@@ -86,8 +86,10 @@ pub(super) struct Reception {
 enum Endpoint {
     Only,
     Named(String),
-    Function(Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>),
+    Function(Arc<EndpointFn>),
 }
+
+type EndpointFn = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 impl WebhookLayer {
     /// Takes deliveries of this provider, and keeps their records in this database, which has been
