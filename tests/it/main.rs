@@ -49,3 +49,9 @@ mod transaction;
 mod unprotected;
 mod unreachable;
 mod waiting;
+#[cfg(feature = "webhook")]
+mod webhook;
+#[cfg(feature = "webhook")]
+mod webhook_peers;
+#[cfg(feature = "webhook")]
+mod webhook_refused;
