@@ -20,7 +20,7 @@ use crate::scope::Tenant;
 ///
 /// The body is read once, under the provider's limit, and the signature is checked over its bytes
 /// before anything is parsed or stored. What is not the provider's gets a 401 that says nothing;
-/// the [`Refusal`] goes to the span, to the log, and into the response's extensions. What is, is
+/// the [`Refusal`](super::Refusal) goes to the span, to the log, and into the response's extensions. What is, is
 /// claimed: the provider (and the [endpoint](Self::endpoint)) is the tenant, the delivery's id is
 /// the key. The handler takes a [`Tx`](crate::Tx), and the rest is as with an
 /// [`IdempotencyLayer`]: effects and response commit together, and a redelivery gets the stored
