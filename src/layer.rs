@@ -2,6 +2,8 @@
 //! `answers.rs`.
 
 mod answers;
+#[cfg(feature = "webhook")]
+mod deliveries;
 mod limits;
 
 use std::fmt;

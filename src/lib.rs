@@ -24,6 +24,9 @@ mod retention;
 mod sweep;
 mod operation;
 mod downstream;
+#[cfg(feature = "webhook")]
+#[cfg_attr(docsrs, doc(cfg(feature = "webhook")))]
+pub mod webhook;
 mod migrate;
 mod error;
 mod telemetry;

@@ -49,7 +49,10 @@ impl Rejection {
 
     /// The response's status.
     pub fn status(&self) -> StatusCode {
-        self.kind.status()
+        match self.answers.as_ref().and_then(|answers| answers.in_flight) {
+            Some(status) if self.kind == RejectionKind::InFlight => status,
+            _ => self.kind.status(),
+        }
     }
 
     /// How long to wait before the next attempt, where there is one.
@@ -124,4 +127,5 @@ pub(crate) struct Answers {
     pub(crate) documentation: Option<String>,
     pub(crate) link: Option<HeaderValue>,
     pub(crate) render: Option<Render>,
+    pub(crate) in_flight: Option<StatusCode>,
 }

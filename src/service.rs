@@ -277,7 +277,7 @@ impl Config {
     }
 }
 
-fn is_over_limit(error: &axum::Error) -> bool {
+pub(crate) fn is_over_limit(error: &axum::Error) -> bool {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = source {
         if error.is::<LengthLimitError>() {
@@ -290,7 +290,7 @@ fn is_over_limit(error: &axum::Error) -> bool {
 
 /// The response, sooner or later. Dropping it does not stop an execution that has begun.
 #[must_use]
-pub struct ResponseFuture<E>(Pin<Box<dyn Future<Output = Result<Response, E>> + Send>>);
+pub struct ResponseFuture<E>(pub(crate) Pin<Box<dyn Future<Output = Result<Response, E>> + Send>>);
 
 impl<E> Future for ResponseFuture<E> {
     type Output = Result<Response, E>;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, StatusCode};
 
 use super::IdempotencyLayer;
 use crate::idempotency::Idempotency;
@@ -81,5 +81,19 @@ impl IdempotencyLayer {
     /// 9457). `Cache-Control`, and `Retry-After` where it is missing, are added to what it returns.
     pub fn rejection_with(self, render: impl Fn(&Rejection) -> Response + Send + Sync + 'static) -> Self {
         self.set(|config| Arc::make_mut(&mut config.answers).render = Some(Arc::new(render)))
+    }
+
+    /// The status of the answer to a duplicate of a request in flight. Defaults to 409, of which a
+    /// client of an API knows what it means; a sender that only retries after a 5xx wants a 503.
+    ///
+    /// # Panics
+    ///
+    /// If it is not an error's: a duplicate that is told "done" is not sent again, and what it
+    /// duplicates may still fail.
+    #[track_caller]
+    pub fn in_flight_status(self, status: StatusCode) -> Self {
+        let error = status.is_client_error() || status.is_server_error();
+        assert!(error, "a duplicate of a request in flight is answered with an error, not with {status}");
+        self.set(|config| Arc::make_mut(&mut config.answers).in_flight = Some(status))
     }
 }

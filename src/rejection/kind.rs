@@ -13,6 +13,10 @@ use http::StatusCode;
 pub enum RejectionKind {
     /// Two layers stand on one route; each would claim the key and refuse the other.
     LayerTwice,
+    /// A webhook's signature is not right, or its time is not near.
+    DeliveryUnverified,
+    /// A webhook's signature is right, but it has no id that could be a key.
+    DeliveryUnidentified,
     /// The route requires a key and the request has none.
     KeyMissing,
     /// The key is empty, too long, repeated, or not of the header's form.
@@ -97,6 +101,10 @@ impl RejectionKind {
         match self {
             Self::LayerTwice => Line(500, SameKey, "layer-twice", "The service is misconfigured",
                 "Nothing was executed. The fault is the service's, not the request's."),
+            Self::DeliveryUnverified => Line(401, Never, "delivery-unverified", "Delivery not accepted",
+                "Nothing was executed. The delivery could not be verified."),
+            Self::DeliveryUnidentified => Line(400, Never, "delivery-unidentified", "Delivery without an id",
+                "Nothing was executed. The delivery does not carry an id by which it could be told from others."),
             Self::KeyMissing => Line(400, NewKey, "key-missing", "Idempotency key missing",
                 "Nothing was executed. Send the request with an idempotency key: a new value for each operation, \
                  the same value for each attempt at it."),
@@ -206,8 +214,10 @@ impl RejectionKind {
 mod tests {
     use super::*;
 
-    const ALL: [RejectionKind; 26] = [
+    const ALL: [RejectionKind; 28] = [
         RejectionKind::LayerTwice,
+        RejectionKind::DeliveryUnverified,
+        RejectionKind::DeliveryUnidentified,
         RejectionKind::KeyMissing,
         RejectionKind::KeyMalformed,
         RejectionKind::KeyRefused,

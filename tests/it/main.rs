@@ -67,3 +67,9 @@ mod rerun;
 mod after_commit;
 mod layer_twice;
 mod execution_timeout;
+#[cfg(feature = "webhook")]
+mod webhook;
+#[cfg(feature = "webhook")]
+mod webhook_peers;
+#[cfg(feature = "webhook")]
+mod webhook_refused;

@@ -13,6 +13,8 @@ mod turnstile;
 mod log_text;
 mod pool;
 mod proxy;
+#[cfg(feature = "webhook")]
+pub(crate) mod senders;
 mod service;
 mod socket;
 
