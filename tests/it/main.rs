@@ -49,24 +49,6 @@ mod transaction;
 mod unprotected;
 mod unreachable;
 mod waiting;
-mod settlement;
-mod failed;
-mod commit;
-mod hang_up;
-mod in_place;
-mod kept_tx;
-mod transaction;
-mod ended_by_hand;
-mod response_body;
-mod resource;
-mod headers;
-mod unprotected;
-mod extractors;
-mod operation;
-mod rerun;
-mod after_commit;
-mod layer_twice;
-mod execution_timeout;
 #[cfg(feature = "webhook")]
 mod webhook;
 #[cfg(feature = "webhook")]
