@@ -4,7 +4,7 @@
 //! # async fn migrate(_: &sqlx::PgPool) {}
 //! # async fn example() {
 //! let db = devpg::database(async |pool| migrate(pool).await).await;
-//! sqlx::query("INSERT INTO orders DEFAULT VALUES").execute(&*db).await.unwrap();
+//! sqlx::query("INSERT INTO orders DEFAULT VALUES").execute(&*db).await.expect("insert");
 //! # }
 //! ```
 //!

@@ -35,9 +35,9 @@ while read -r _; do :; done
 pidfile=$dir/data/postmaster.pid
 postmaster=$(head -n 1 "$pidfile")
 n=0 grace=0 clean=0 segments=
-[ -e "$dir/log" ] || grace=200
+[ -e "$dir/log" ] || grace=100
 for pid in $(processes); do
-  if [ -e "$dir/log" ] && [ "$pid" = "$postmaster" ]; then kill -s QUIT "$pid" && grace=200; fi
+  if [ -e "$dir/log" ] && [ "$pid" = "$postmaster" ]; then kill -s QUIT "$pid" && grace=100; fi
 done
 while [ $clean -lt 2 ] && [ $n -lt 1000 ]; do
   pids=$(processes)

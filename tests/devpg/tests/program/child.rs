@@ -72,13 +72,24 @@ fn finish(runtime: &tokio::runtime::Runtime, options: &PgConnectOptions, how: &s
         }
         // a session that does not wait for anything, so that it would outlive its postmaster
         "busy" => runtime.block_on(async {
-            let mut connection = PgConnection::connect_with(options).await.expect("connect");
-            let pid: i32 =
-                sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut connection).await.expect("pid");
-            say("backend", &pid.to_string());
-            let endless = "DO $$ BEGIN LOOP END LOOP; END $$";
-            let end = sqlx::query(endless).execute(&mut connection).await;
-            panic!("{end:?}");
+            let mut busy = PgConnection::connect_with(options).await.expect("connect");
+            let mut watch = PgConnection::connect_with(options).await.expect("connect");
+            let endless = async {
+                let end = sqlx::query("DO $$ BEGIN LOOP END LOOP; END $$").execute(&mut busy).await;
+                panic!("{end:?}");
+            };
+            let report = async {
+                let active = "SELECT pid FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'DO%'";
+                let pid: i32 = loop {
+                    if let Some(pid) =
+                        sqlx::query_scalar(active).fetch_optional(&mut watch).await.expect("select")
+                    {
+                        break pid;
+                    }
+                };
+                say("backend", &pid.to_string());
+            };
+            tokio::join!(endless, report);
         }),
         _ => drop(db),
     }
