@@ -158,6 +158,43 @@ async fn a_migration_that_fails_is_rolled_back_and_leaves_nothing_behind() {
     assert_eq!(tables(&db).await, OURS);
 }
 
+/// Waits until the session of this name waits for a lock.
+async fn waits(db: &TestDb, name: &str) {
+    eventually(Location::caller(), async || {
+        let waiting: i64 = sqlx::query_scalar(
+            "select count(*) from pg_stat_activity where application_name = $1 and wait_event_type = 'Lock'",
+        )
+        .bind(name)
+        .fetch_one(&**db)
+        .await
+        .unwrap();
+        if waiting == 1 { Ok(()) } else { Err("it does not wait".to_owned()) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_schema_that_another_is_about_to_create_is_waited_for() {
+    for kept in [true, false] {
+        let db = devpg::empty_database().await;
+        let pool = named(&db, "waiting").await;
+        let mut other = db.begin().await.unwrap();
+        sqlx::raw_sql("create schema idempotency").execute(&mut *other).await.unwrap();
+        let mut migrating = Box::pin(migrate(&pool));
+        tokio::select! {
+            result = &mut migrating => panic!("it did not wait: {result:?}"),
+            () = waits(&db, "waiting") => {}
+        }
+        if kept {
+            other.commit().await.unwrap()
+        } else {
+            other.rollback().await.unwrap()
+        }
+        migrating.await.unwrap();
+        assert_eq!(tables(&db).await, OURS);
+    }
+}
+
 #[tokio::test]
 async fn a_migration_dropped_halfway_is_rolled_back_and_leaves_nothing_behind() {
     let db = devpg::empty_database().await;
@@ -166,21 +203,9 @@ async fn a_migration_dropped_halfway_is_rolled_back_and_leaves_nothing_behind() 
     let mut other = db.begin().await.unwrap();
     sqlx::raw_sql("create schema idempotency").execute(&mut *other).await.unwrap();
     let mut migrating = Box::pin(migrate(&pool));
-    let waits = async {
-        eventually(Location::caller(), async || {
-            let waiting: i64 = sqlx::query_scalar(
-                "select count(*) from pg_stat_activity where application_name = 'dropped' and wait_event_type = 'Lock'",
-            )
-            .fetch_one(&*db)
-            .await
-            .unwrap();
-            if waiting == 1 { Ok(()) } else { Err("it does not wait".to_owned()) }
-        })
-        .await;
-    };
     tokio::select! {
         result = &mut migrating => panic!("it did not wait: {result:?}"),
-        () = waits => {}
+        () = waits(&db, "dropped") => {}
     }
     drop(migrating);
     other.rollback().await.unwrap();

@@ -67,6 +67,10 @@ async fn an_error_of_the_service_passes_unchanged_and_keeps_nothing() {
     });
     let error = service.clone().oneshot(request("{}")).await.unwrap_err();
     assert_eq!(error, Burnt { toast: 7 });
+    // At once, not some time later: the client may come again.
+    let open = "select count(*) from pg_locks l join pg_database d on d.oid = l.database
+                where l.locktype = 'advisory' and d.datname = current_database()";
+    assert_eq!(sqlx::query_scalar::<_, i64>(open).fetch_one(&*db).await.unwrap(), 0);
     assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));
     no_transaction_is_left(&db).await;
     assert_eq!(service.oneshot(request("{}")).await.unwrap().status(), 201);
