@@ -87,5 +87,6 @@ create table idempotency.record (
 -- column is not HOT, and settling updates every row once.
 create index record_expires_at on idempotency.record (expires_at);
 
-comment on schema idempotency is 'Records of tower-idempotency. Not an API: columns may change with a version.';
-comment on table idempotency.record is 'One row per (tenant, operation, idempotency key).';
+-- On the table only: a comment on the schema would need its owner.
+comment on table idempotency.record is
+  'One row per (tenant, operation, idempotency key). Not an API: columns may change with a version of tower-idempotency.';

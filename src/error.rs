@@ -116,6 +116,21 @@ pub(crate) fn refusal(error: &sqlx::Error) -> RejectionKind {
     }
 }
 
+/// As [`refusal`], for a claim; with a line in the log that says what to do.
+pub(crate) fn claim_failed(error: &sqlx::Error) -> RejectionKind {
+    let kind = refusal(error);
+    let cause = error as &dyn StdError;
+    if kind == RejectionKind::MigrationMissing {
+        tracing::error!(
+            error = cause,
+            "the schema `idempotency` is missing or of another version, nothing was executed; call `tower_idempotency::migrate(&pool)` at start, or run the files in `migrations/`"
+        );
+    } else {
+        tracing::error!(error = cause, "claiming a key failed, nothing was executed");
+    }
+    kind
+}
+
 /// Whether a COMMIT that returned this error is known to have been refused. Anything else may have
 /// taken effect: the answer was lost, or a proxy made it up.
 pub(crate) fn commit_was_refused(error: &sqlx::Error) -> bool {

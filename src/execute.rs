@@ -20,7 +20,7 @@ use crate::buffer::RequestBody;
 use crate::claim::{self, Claim, claim};
 use crate::connection::Connection;
 use crate::detach::Detach;
-use crate::error::{commit_was_refused, refusal, sqlstate, timed_out};
+use crate::error::{claim_failed, commit_was_refused, refusal, sqlstate, timed_out};
 use crate::idempotency::Idempotency;
 use crate::layer::Config;
 use crate::rejection::RejectionKind;
@@ -178,13 +178,7 @@ async fn claim_again(
             }
         }
     };
-    claimed.map_err(|error| {
-        tracing::error!(
-            error = &error as &dyn std::error::Error,
-            "claiming a key again failed; nothing was kept"
-        );
-        refusal(&error)
-    })
+    claimed.map_err(|error| claim_failed(&error))
 }
 
 /// A request without a key, or of a method that the layer does not act on. Its transaction begins

@@ -11,7 +11,7 @@ use sqlx::postgres::PgPool;
 use crate::claim::{self, Claim, Record, Verdict, claim};
 use crate::connection::{Connection, Database};
 use crate::detach::Detach;
-use crate::error::{Error, refusal};
+use crate::error::{Error, claim_failed};
 use crate::execute::after_commit;
 use crate::fingerprint::Digest;
 use crate::key::IdempotencyKey;
@@ -214,13 +214,7 @@ impl Operation {
             let connection = Connection::acquire(&database, None).await?;
             claim(&database, connection, &request).await
         });
-        claimed.await.map_err(|error| {
-            tracing::error!(
-                error = &error as &dyn std::error::Error,
-                "claiming a key failed; nothing was executed"
-            );
-            Error::refused(refusal(&error))
-        })
+        claimed.await.map_err(|error| Error::refused(claim_failed(&error)))
     }
 
     async fn settle(&self, handle: &TxHandle, request: claim::Request, body: Vec<u8>) -> Settled {

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use axum::response::{IntoResponseParts, ResponseParts};
+use axum::response::{IntoResponse, IntoResponseParts, Response, ResponseParts};
 use bytes::Bytes;
 use http::StatusCode;
 use http::header::{self, HeaderMap, HeaderName};
@@ -63,6 +63,13 @@ impl IntoResponseParts for Resource {
     fn into_response_parts(self, mut parts: ResponseParts) -> Result<ResponseParts, Infallible> {
         parts.extensions_mut().insert(self);
         Ok(parts)
+    }
+}
+
+impl IntoResponse for Resource {
+    /// An empty 200; usually it stands in a tuple with a status and a body.
+    fn into_response(self) -> Response {
+        (self, ()).into_response()
     }
 }
 

@@ -22,7 +22,7 @@ use crate::buffer::RequestBody;
 use crate::claim::{self, Claim, Record, claim};
 use crate::connection::Connection;
 use crate::detach::Detach;
-use crate::error::refusal;
+use crate::error::claim_failed;
 use crate::execute::{Job, execute, unprotected};
 use crate::idempotency::Idempotency;
 use crate::in_flight::Visit;
@@ -233,13 +233,7 @@ impl Config {
             let connection = Connection::acquire(&config.database, Some(permit)).await?;
             claim(&config.database, connection, &request).await
         });
-        claimed.await.map_err(|error| {
-            tracing::error!(
-                error = &error as &dyn std::error::Error,
-                "claiming a key failed; nothing was executed"
-            );
-            refusal(&error)
-        })
+        claimed.await.map_err(|error| claim_failed(&error))
     }
 
     /// Answers from a record: the replay, or why there is none.

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use axum::response::{IntoResponseParts, ResponseParts};
+use axum::response::{IntoResponse, IntoResponseParts, Response, ResponseParts};
 use http::StatusCode;
 
 use crate::error;
@@ -90,6 +90,13 @@ impl IntoResponseParts for Settlement {
     fn into_response_parts(self, mut parts: ResponseParts) -> Result<ResponseParts, Infallible> {
         parts.extensions_mut().insert(self);
         Ok(parts)
+    }
+}
+
+impl IntoResponse for Settlement {
+    /// An empty 200; usually it stands in a tuple with a status and a body.
+    fn into_response(self) -> Response {
+        (self, ()).into_response()
     }
 }
 

@@ -120,8 +120,8 @@ impl RejectionKind {
             Self::BodyTooLarge => Line(413, Never, "body-too-large", "Request body too large",
                 "Nothing was executed or stored. The body is over the limit of this route."),
             Self::BodyIncomplete => Line(400, SameKey, "body-incomplete", "Request body incomplete",
-                "Nothing was executed. The body ended before it was complete; send the request again with the \
-                 same key."),
+                "Nothing was executed. The body broke off, or could not be decoded; send the whole request again \
+                 with the same key."),
             Self::TooManyInFlight => Line(503, SameKey, "too-many-in-flight", "Too many requests in flight",
                 "Nothing was executed. Wait, then send the request again with the same key."),
             Self::DatabaseUnavailable => Line(503, SameKey, "database-unavailable", "Temporarily unavailable",
