@@ -1,5 +1,7 @@
 //! What waits for the commit runs after it, and only then.
 
+use std::time::Duration;
+
 use axum::Router;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -14,7 +16,12 @@ use crate::support::{Fate, Proxy, Service, database, effect, effects, is_sound, 
 /// What hooks saw: how many effects were committed. A hook that is dropped sends nothing.
 type Told = mpsc::UnboundedReceiver<i64>;
 
-/// Three handlers on `/`: the status of the answer is in the request's body.
+/// The next one, or `None` when nobody can tell any more.
+async fn next(told: &mut Told) -> Option<i64> {
+    tokio::time::timeout(Duration::from_secs(10), told.recv()).await.expect("a hook ran, or all are gone")
+}
+
+/// Two handlers on `/`: the status of the answer is in the request's body.
 async fn hooked(db: &TestDb, layer: IdempotencyLayer) -> (Service, Told) {
     let (tell, told) = mpsc::unbounded_channel();
     let pool = PgPool::clone(db);
@@ -39,11 +46,11 @@ async fn a_hook_runs_once_and_sees_the_committed_effect() {
     let db = database().await;
     let (service, mut told) = hooked(&db, layer(&db)).await;
     let first = service.post("/").key("k").body("201").send().await;
-    assert_eq!(told.recv().await, Some(1));
+    assert_eq!(next(&mut told).await, Some(1));
     service.post("/").key("k").body("201").send().await.replays(&first);
     // Nobody else has a sender once the service is gone: nothing more was told.
     drop(service);
-    assert_eq!(told.recv().await, None);
+    assert_eq!(next(&mut told).await, None);
 }
 
 #[tokio::test]
@@ -55,7 +62,7 @@ async fn a_hook_of_an_execution_that_is_undone_does_not_run() {
         assert!(!answer.status.is_success(), "{answer:?}");
     }
     drop(service);
-    assert_eq!(told.recv().await, None);
+    assert_eq!(next(&mut told).await, None);
     is_sound(&db, &db).await;
 }
 
@@ -66,11 +73,11 @@ async fn a_hook_runs_for_unprotected_requests_by_the_same_rule() {
     assert_eq!(service.post("/").body("402").send().await.status, 402);
     assert_eq!(service.post("/").body("500").send().await.status, 500);
     assert_eq!(service.post("/").body("201").send().await.status, 201);
-    assert_eq!(told.recv().await, Some(1));
+    assert_eq!(next(&mut told).await, Some(1));
     assert_eq!(service.get("/get").body("200").send().await.status, 200);
-    assert_eq!(told.recv().await, Some(2));
+    assert_eq!(next(&mut told).await, Some(2));
     drop(service);
-    assert_eq!(told.recv().await, None);
+    assert_eq!(next(&mut told).await, None);
 }
 
 #[tokio::test]
@@ -84,5 +91,5 @@ async fn a_hook_runs_after_a_commit_that_went_unanswered() {
     let pool = proxy.pool(3).await;
     let (service, mut told) = hooked(&db, layer(&pool)).await;
     assert_eq!(service.post("/").key("k").body("201").send().await.status, 201);
-    assert_eq!(told.recv().await, Some(1));
+    assert_eq!(next(&mut told).await, Some(1));
 }

@@ -119,7 +119,9 @@ async fn an_event_stream_is_sent_as_it_comes_and_not_kept() {
     let db = database().await;
     let gate = Turnstile::default();
     let at = gate.clone();
-    let (service, runs) = answering(layer(&db), move |_| {
+    // Not because it is slow.
+    let patient = layer(&db).response_timeout(Duration::from_secs(600));
+    let (service, runs) = answering(patient, move |_| {
         let at = at.clone();
         let events = stream::unfold(0, move |n| {
             let at = at.clone();

@@ -1,6 +1,8 @@
 //! Without a key, or on a method that the layer does not act on: the same handler, the same rules,
 //! and no record.
 
+use std::sync::{Arc, Mutex};
+
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
@@ -137,6 +139,23 @@ async fn a_panic_without_a_key_keeps_nothing() {
     };
     let service = serving(&db, post(handler)).await;
     assert_eq!(service.post("/").send().await.status, 500);
+    has(&db, 0).await;
+}
+
+/// A handle may live on after its request; the transaction must not live on in it.
+#[tokio::test]
+async fn a_panic_without_a_key_ends_the_transaction_although_a_handle_is_kept() {
+    let db = database().await;
+    let kept = Arc::new(Mutex::new(None));
+    let keeps = Arc::clone(&kept);
+    let handler = async move |Extension(handle): Extension<TxHandle>| -> StatusCode {
+        effect(&mut handle.lend().await.unwrap(), "paid").await.unwrap();
+        *keeps.lock().unwrap() = Some(handle);
+        panic!("after the effect");
+    };
+    let service = serving(&db, post(handler)).await;
+    assert_eq!(service.post("/").send().await.status, 500);
+    assert!(kept.lock().unwrap().is_some());
     has(&db, 0).await;
 }
 
