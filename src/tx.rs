@@ -29,6 +29,11 @@ use crate::rejection::{Answers, Rejection, RejectionKind};
 /// Behind an optional key, and on methods that the layer does not act on, the transaction begins
 /// when it is extracted, and is committed or rolled back by the same rules.
 ///
+/// A nested `begin()` is a savepoint: commit it or let it go before you answer. Do not drop the
+/// future of a `begin()` before it is done, by a timeout or a `select!`: sqlx then ends the whole
+/// transaction, and inside of another savepoint what it does is a COMMIT by hand. Neither becomes a
+/// success; the answer is a 500 that advises against a retry.
+///
 /// # Panics
 ///
 /// Dereferencing it mutably panics when the transaction is over: a nested `begin()` whose future

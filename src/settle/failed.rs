@@ -22,7 +22,12 @@ pub(crate) async fn fail(
     response: Response,
 ) -> Settled {
     let (parts, body) = response.into_parts();
-    let resource = parts.extensions.get::<Resource>().cloned().filter(Resource::fits);
+    let resource = parts.extensions.get::<Resource>().cloned();
+    if resource.as_ref().is_some_and(|resource| !resource.fits()) {
+        tracing::error!("a resource's type and id have 1 to 255 bytes each");
+        connection.rollback().await;
+        return Settled::Refused(RejectionKind::ResponseUnstorable);
+    }
     let bytes = match buffer(&parts.headers, body, rules.limit, rules.time).await {
         Buffered::Whole(bytes) => bytes,
         // Nothing has happened that a second execution could double: better than a refusal that
