@@ -131,7 +131,8 @@ async fn what_has_no_signature_is_refused_before_its_body_is_read() {
     socket
         .write("POST / HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: 26214400\r\n\r\n")
         .await;
-    let answer = socket.rest().await;
+    let answer = tokio::time::timeout(Duration::from_secs(20), socket.rest()).await;
+    let answer = answer.expect("the service waits for the body");
     assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
 }
 
