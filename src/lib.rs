@@ -23,6 +23,8 @@ mod rejection;
 mod retention;
 mod sweep;
 mod operation;
+pub mod inbox;
+pub mod outbox;
 mod downstream;
 #[cfg(feature = "webhook")]
 #[cfg_attr(docsrs, doc(cfg(feature = "webhook")))]

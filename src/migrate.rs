@@ -52,14 +52,19 @@ pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
 }
 
 fn migrator() -> Migrator {
-    let [(version, name, sql)] = MIGRATIONS;
-    let migration = Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false);
-    let mut migrator = Migrator::with_migrations(vec![migration]);
+    let migrations = MIGRATIONS.map(|(version, name, sql)| {
+        Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)
+    });
+    let mut migrator = Migrator::with_migrations(migrations.into());
     migrator.dangerous_set_table_name("idempotency.migrations");
     migrator
 }
 
-const MIGRATIONS: [(i64, &str, &str); 1] = [(1, "record", include_str!("../migrations/0001_record.sql"))];
+const MIGRATIONS: [(i64, &str, &str); 3] = [
+    (1, "record", include_str!("../migrations/0001_record.sql")),
+    (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
+    (3, "outbox", include_str!("../migrations/0003_outbox.sql")),
+];
 
 /// Says what is wrong with the database, if anything.
 pub(crate) async fn check(pool: &PgPool) -> Result<(), Error> {
