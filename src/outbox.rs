@@ -32,6 +32,13 @@
 
 mod event;
 mod publisher;
+mod relay;
+mod run;
+mod worker;
+mod delivery;
+mod lane;
+mod backoff;
+mod dead;
 
 use std::slice;
 use std::sync::LazyLock;
@@ -45,8 +52,11 @@ use crate::error::Error;
 use crate::idempotency::Idempotency;
 use crate::tx::Tx;
 
+pub use backoff::Backoff;
+pub use dead::{DeadLetter, DeadLetters};
 pub use event::{Event, Payload};
 pub use publisher::{MemoryPublisher, PublishError, Publisher};
+pub use relay::{Relay, Relayed};
 
 /// Publishes an event in this transaction.
 ///
@@ -225,5 +235,10 @@ pub const OPERATION: &str = "idempotency-operation";
 pub const OPERATION_ID: &str = "idempotency-operation-id";
 
 const OUTBOX_STEP: &str = "outbox";
+
+/// Wakes whoever listens.
+pub(crate) fn nudges() -> watch::Receiver<u64> {
+    NUDGES.subscribe()
+}
 
 static NUDGES: LazyLock<watch::Sender<u64>> = LazyLock::new(|| watch::Sender::new(0));

@@ -55,6 +55,7 @@ impl Event {
     ///
     /// Events of one aggregate, the type and id together, are delivered in the order in which they
     /// were published. Each of the three has 1 to 255 bytes.
+    #[expect(clippy::needless_pass_by_value, reason = "a number or a UUID, as it stands in a row")]
     pub fn new(
         aggregate_type: impl Into<String>,
         aggregate_id: impl ToString,

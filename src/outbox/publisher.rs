@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -46,6 +47,20 @@ where
 {
     fn publish(&self, event: Event) -> impl Future<Output = Result<(), PublishError>> + Send {
         self(event)
+    }
+}
+
+/// The same for a relay that does not name its publisher's type.
+pub(crate) trait AnyPublisher: Send + Sync {
+    fn publish_boxed(&self, event: Event) -> Publishing<'_>;
+}
+
+pub(crate) type Publishing<'p> = Pin<Box<dyn Future<Output = Result<(), PublishError>> + Send + 'p>>;
+
+impl<P: Publisher> AnyPublisher for P {
+    fn publish_boxed(&self, event: Event) -> Publishing<'_> {
+        // Called in the future, too: a closure may panic before it returns one.
+        Box::pin(async move { self.publish(event).await })
     }
 }
 
