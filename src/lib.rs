@@ -44,6 +44,7 @@ pub use downstream::DownstreamKey;
 pub use error::Error;
 pub use fingerprint::Fingerprint;
 pub use idempotency::Idempotency;
+pub use inbox::Inbox;
 pub use key::{IDEMPOTENCY_KEY, IdempotencyKey, InvalidKey};
 pub use layer::IdempotencyLayer;
 pub use migrate::migrate;
