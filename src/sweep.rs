@@ -6,7 +6,7 @@ use sqlx::Row as _;
 use sqlx::postgres::PgPool;
 
 use crate::connection::{Connection, Database};
-use crate::error::Error;
+use crate::error::{Error, sqlstate};
 
 /// Deletes expired records, and turns those under a tombstone into one. Forgets the messages of an
 /// [`Inbox`](crate::Inbox) whose retention is over.
@@ -120,17 +120,27 @@ impl Sweeper {
             .await;
         let row = connection.done(row)?;
         connection.commit().await?;
+        let count = |name| row.try_get::<i64, _>(name).map(|count| u64::try_from(count).unwrap_or(0));
+        let messages = self.messages(connection).await?;
+        Ok(Swept { deleted: count("deleted")?, tombstoned: count("tombstoned")?, messages })
+    }
+
+    async fn messages(&self, mut connection: Connection) -> Result<u64, sqlx::Error> {
         connection.begin(&self.database).await?;
-        let messages = sqlx::query_scalar::<_, i64>(include_str!("sql/inbox_sweep.sql"))
+        let deleted = sqlx::query_scalar::<_, i64>(include_str!("sql/inbox_sweep.sql"))
             .persistent(self.database.named_statements)
             .bind(i64::from(self.batch))
             .fetch_one(connection.start())
             .await;
-        let messages = connection.done(messages)?;
-        connection.commit().await?;
-        let count = |name| row.try_get::<i64, _>(name).map(|count| u64::try_from(count).unwrap_or(0));
-        let messages = u64::try_from(messages).unwrap_or(0);
-        Ok(Swept { deleted: count("deleted")?, tombstoned: count("tombstoned")?, messages })
+        match connection.done(deleted) {
+            Ok(deleted) => {
+                connection.commit().await?;
+                Ok(u64::try_from(deleted).unwrap_or(0))
+            }
+            // Without a right to the table: a service that has no inbox.
+            Err(error) if sqlstate(&error).as_deref() == Some("42501") => Ok(0),
+            Err(error) => Err(error),
+        }
     }
 
     /// Sweeps now and after each interval, until `shutdown` is ready. A failed sweep is logged and

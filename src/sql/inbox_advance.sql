@@ -6,4 +6,4 @@ insert into idempotency.inbox_stream as s (subscriber, stream, version)
 values ($1, $2, $3)
 on conflict (subscriber, stream) do update set version = excluded.version, updated_at = clock_timestamp()
 where s.version < excluded.version
-returning 1
+returning version

@@ -6,4 +6,4 @@
 insert into idempotency.inbox (subscriber, message_id, receipt, expires_at)
 values ($1, $2, $3, clock_timestamp() + $4::interval)
 on conflict (subscriber, message_id) do nothing
-returning 1
+returning receipt
