@@ -195,3 +195,28 @@ async fn an_idle_look_writes_nothing() {
     let after: (String, String) = sqlx::query_as(look).fetch_one(&*db).await.unwrap();
     assert_eq!(before, after, "the look's row was written or locked");
 }
+
+#[tokio::test]
+async fn large_payloads_are_read_in_portions() {
+    let db = database().await;
+    let published = MemoryPublisher::default();
+    // Bytes that no compression makes smaller.
+    let mut state = 1_u64;
+    let mut bytes = || {
+        let words = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state.rotate_left(29).to_le_bytes()
+        });
+        words.take(400_000).flatten().collect::<Vec<u8>>()
+    };
+    let events: Vec<Event> = (0..8).map(|_| Event::new("test", "a", "large").bytes(bytes())).collect();
+    commit(&db, &events).await;
+    commit(&db, &[event("b", 1)]).await;
+    let relay = relay(&db, published.clone());
+    let first = relay.run_once().await.unwrap();
+    assert!((2..9).contains(&first.published), "{first:?}");
+    drain(&relay).await;
+    assert_eq!((waiting(&db).await, lanes(&db).await), (0, 0));
+    let large: Vec<Event> = published.events().into_iter().filter(|e| e.aggregate_id() == "a").collect();
+    assert_eq!(large, events);
+}

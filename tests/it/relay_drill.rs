@@ -39,10 +39,10 @@ async fn write(pool: PgPool, writer: u64) -> Vec<Uuid> {
                 .unwrap();
         let event = event(&aggregate, version);
         outbox::publish(&mut tx, &event).await.unwrap();
-        if random % 7 == 0 {
+        if random.is_multiple_of(7) {
             tokio::time::sleep(Duration::from_millis(random % 40)).await;
         }
-        if random % 11 == 0 {
+        if random.is_multiple_of(11) {
             tx.rollback().await.unwrap();
         } else {
             tx.commit().await.unwrap();
