@@ -50,6 +50,7 @@ where
     loop {
         let Some(body) = job.body.next() else { return Ok(config.reject(RejectionKind::RerunsExhausted)) };
         let lent = Lent(TxHandle::home(connection, &config.answers));
+        lent.0.identify(job.idempotency.clone());
         let mut request = Request::from_parts(job.parts.clone(), body);
         request.extensions_mut().insert(lent.0.clone());
         request.extensions_mut().insert(job.idempotency.clone());

@@ -23,6 +23,8 @@ mod rejection;
 mod retention;
 mod sweep;
 mod operation;
+pub mod inbox;
+pub mod outbox;
 mod downstream;
 #[cfg(feature = "webhook")]
 #[cfg_attr(docsrs, doc(cfg(feature = "webhook")))]
@@ -42,6 +44,7 @@ pub use downstream::DownstreamKey;
 pub use error::Error;
 pub use fingerprint::Fingerprint;
 pub use idempotency::Idempotency;
+pub use inbox::Inbox;
 pub use key::{IDEMPOTENCY_KEY, IdempotencyKey, InvalidKey};
 pub use layer::IdempotencyLayer;
 pub use migrate::migrate;

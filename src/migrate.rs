@@ -52,14 +52,19 @@ pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
 }
 
 fn migrator() -> Migrator {
-    let [(version, name, sql)] = MIGRATIONS;
-    let migration = Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false);
-    let mut migrator = Migrator::with_migrations(vec![migration]);
+    let migrations = MIGRATIONS.map(|(version, name, sql)| {
+        Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)
+    });
+    let mut migrator = Migrator::with_migrations(migrations.into());
     migrator.dangerous_set_table_name("idempotency.migrations");
     migrator
 }
 
-const MIGRATIONS: [(i64, &str, &str); 1] = [(1, "record", include_str!("../migrations/0001_record.sql"))];
+const MIGRATIONS: [(i64, &str, &str); 3] = [
+    (1, "record", include_str!("../migrations/0001_record.sql")),
+    (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
+    (3, "outbox", include_str!("../migrations/0003_outbox.sql")),
+];
 
 /// Says what is wrong with the database, if anything.
 pub(crate) async fn check(pool: &PgPool) -> Result<(), Error> {
@@ -105,10 +110,26 @@ pub(crate) async fn check(pool: &PgPool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Every statement on the record.
-pub(crate) const STATEMENTS: [&str; 6] = [
+/// Every statement on the tables.
+pub(crate) const STATEMENTS: [&str; 22] = [
     include_str!("sql/claim.sql"),
     include_str!("sql/failed.sql"),
+    include_str!("sql/inbox_advance.sql"),
+    include_str!("sql/inbox_held.sql"),
+    include_str!("sql/inbox_receipt.sql"),
+    include_str!("sql/inbox_receive.sql"),
+    include_str!("sql/inbox_receive_batch.sql"),
+    include_str!("sql/inbox_renew.sql"),
+    include_str!("sql/inbox_sweep.sql"),
+    include_str!("sql/outbox_claim.sql"),
+    include_str!("sql/outbox_dead_list.sql"),
+    include_str!("sql/outbox_publish.sql"),
+    include_str!("sql/outbox_purge.sql"),
+    include_str!("sql/outbox_read.sql"),
+    include_str!("sql/outbox_reconcile.sql"),
+    include_str!("sql/outbox_renew.sql"),
+    include_str!("sql/outbox_requeue.sql"),
+    include_str!("sql/outbox_settle.sql"),
     include_str!("sql/read.sql"),
     include_str!("sql/reclaim.sql"),
     include_str!("sql/settle.sql"),

@@ -14,6 +14,7 @@ use crate::detach::Detach;
 use crate::error::{Error, claim_failed};
 use crate::execute::after_commit;
 use crate::fingerprint::Digest;
+use crate::idempotency::Idempotency;
 use crate::key::IdempotencyKey;
 use crate::record::Stored;
 use crate::rejection::RejectionKind;
@@ -175,6 +176,7 @@ impl Operation {
             Claim::InFlight => return Err(Error::refused(RejectionKind::InFlight).into()),
         };
         let lent = Lent(TxHandle::home(connection, &Arc::default()));
+        lent.0.identify(Idempotency::new(request.scope.clone()));
         let tx = lent.0.lend().await.map_err(|rejection| Error::refused(rejection.kind()))?;
         let value = match execute(tx).await {
             Ok(value) => value,

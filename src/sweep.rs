@@ -6,9 +6,10 @@ use sqlx::Row as _;
 use sqlx::postgres::PgPool;
 
 use crate::connection::{Connection, Database};
-use crate::error::Error;
+use crate::error::{Error, sqlstate};
 
-/// Deletes expired records, and turns those under a tombstone into one.
+/// Deletes expired records, and turns those under a tombstone into one. Forgets the messages of an
+/// [`Inbox`](crate::Inbox) whose retention is over.
 ///
 /// In batches, each its own short transaction, beside as many other sweepers as there are replicas.
 /// It never touches a live record or a claim. An expired record that no sweeper has reached counts
@@ -41,6 +42,8 @@ pub struct Swept {
     pub deleted: u64,
     /// Records turned into tombstones.
     pub tombstoned: u64,
+    /// Messages of an [`Inbox`](crate::Inbox) forgotten.
+    pub messages: u64,
 }
 
 impl Sweeper {
@@ -82,13 +85,19 @@ impl Sweeper {
             let batch = self.sweep_once().await?;
             swept.deleted += batch.deleted;
             swept.tombstoned += batch.tombstoned;
-            if batch.deleted + batch.tombstoned < u64::from(self.batch) {
+            swept.messages += batch.messages;
+            if !self.is_full(batch) {
                 return Ok(swept);
             }
         }
     }
 
-    /// Sweeps one batch.
+    /// Whether there may be more.
+    fn is_full(&self, swept: Swept) -> bool {
+        (swept.deleted + swept.tombstoned).max(swept.messages) >= u64::from(self.batch)
+    }
+
+    /// Sweeps one batch of records, and one of an inbox's messages.
     ///
     /// # Errors
     ///
@@ -112,7 +121,26 @@ impl Sweeper {
         let row = connection.done(row)?;
         connection.commit().await?;
         let count = |name| row.try_get::<i64, _>(name).map(|count| u64::try_from(count).unwrap_or(0));
-        Ok(Swept { deleted: count("deleted")?, tombstoned: count("tombstoned")? })
+        let messages = self.messages(connection).await?;
+        Ok(Swept { deleted: count("deleted")?, tombstoned: count("tombstoned")?, messages })
+    }
+
+    async fn messages(&self, mut connection: Connection) -> Result<u64, sqlx::Error> {
+        connection.begin(&self.database).await?;
+        let deleted = sqlx::query_scalar::<_, i64>(include_str!("sql/inbox_sweep.sql"))
+            .persistent(self.database.named_statements)
+            .bind(i64::from(self.batch))
+            .fetch_one(connection.start())
+            .await;
+        match connection.done(deleted) {
+            Ok(deleted) => {
+                connection.commit().await?;
+                Ok(u64::try_from(deleted).unwrap_or(0))
+            }
+            // Without a right to the table: a service that has no inbox.
+            Err(error) if sqlstate(&error).as_deref() == Some("42501") => Ok(0),
+            Err(error) => Err(error),
+        }
     }
 
     /// Sweeps now and after each interval, until `shutdown` is ready. A failed sweep is logged and
@@ -122,7 +150,7 @@ impl Sweeper {
         loop {
             loop {
                 match self.sweep_once().await {
-                    Ok(batch) if batch.deleted + batch.tombstoned >= u64::from(self.batch) => {}
+                    Ok(batch) if self.is_full(batch) => {}
                     Ok(_) => break,
                     Err(error) => {
                         tracing::warn!(

@@ -14,6 +14,7 @@ use tracing::Instrument as _;
 
 use crate::connection::{Connection, Database};
 use crate::error;
+use crate::idempotency::Idempotency;
 use crate::in_flight::Capacity;
 use crate::rejection::{Answers, Rejection, RejectionKind};
 
@@ -64,6 +65,11 @@ impl Tx {
     /// between never runs it.
     pub fn after_commit(&self, hook: impl Future<Output = ()> + Send + 'static) {
         self.slot.lock().hooks.push(Box::pin(hook));
+    }
+
+    /// Whose effects these are, where they are those of one key.
+    pub(crate) fn identity(&self) -> Option<Idempotency> {
+        self.slot.lock().identity.clone()
     }
 }
 
@@ -158,6 +164,7 @@ struct Slot {
 struct Inner {
     state: State,
     hooks: Hooks,
+    identity: Option<Idempotency>,
 }
 
 /// What runs after the commit.
@@ -190,13 +197,18 @@ impl TxHandle {
         Self::with_state(State::Home(connection), None, answers)
     }
 
+    /// Says whose effects these are.
+    pub(crate) fn identify(&self, identity: Idempotency) {
+        self.0.lock().identity = Some(identity);
+    }
+
     /// Begins when it is first lent.
     pub(crate) fn lazy(database: Database, capacity: Capacity, answers: &Arc<Answers>) -> Self {
         Self::with_state(State::Unbegun, Some((database, capacity)), answers)
     }
 
     fn with_state(state: State, lazy: Option<(Database, Capacity)>, answers: &Arc<Answers>) -> Self {
-        let inner = Mutex::new(Inner { state, hooks: Vec::new() });
+        let inner = Mutex::new(Inner { state, hooks: Vec::new(), identity: None });
         Self(Arc::new(Slot { inner, begun: Notify::new(), lazy, answers: Arc::clone(answers) }))
     }
 

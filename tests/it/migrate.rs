@@ -21,7 +21,16 @@ pub(crate) async fn tables(pool: &PgPool) -> Vec<String> {
     sqlx::query_scalar(tables).fetch_all(pool).await.unwrap()
 }
 
-const OURS: [&str; 2] = ["idempotency.migrations", "idempotency.record"];
+pub(crate) const OURS: [&str; 8] = [
+    "idempotency.inbox",
+    "idempotency.inbox_stream",
+    "idempotency.migrations",
+    "idempotency.outbox",
+    "idempotency.outbox_dead",
+    "idempotency.outbox_lane",
+    "idempotency.outbox_look",
+    "idempotency.record",
+];
 
 /// A pool whose sessions have a name.
 async fn named(db: &TestDb, name: &str) -> PgPool {
@@ -227,13 +236,7 @@ fn application() -> Migrator {
 
 #[tokio::test]
 async fn the_migrations_of_the_application_are_not_disturbed() {
-    let expected = [
-        "idempotency.migrations",
-        "idempotency.record",
-        "public._sqlx_migrations",
-        "public.more",
-        "public.record",
-    ];
+    let expected = [&OURS[..], &["public._sqlx_migrations", "public.more", "public.record"]].concat();
     for ours_first in [true, false] {
         let db = devpg::empty_database().await;
         if ours_first {
@@ -260,7 +263,7 @@ async fn the_migrations_of_the_application_may_run_at_the_same_time() {
     let theirs = tokio::spawn(async move { application().run(&other).await });
     ours.await.unwrap().unwrap();
     theirs.await.unwrap().unwrap();
-    assert_eq!(tables(&db).await.len(), 5);
+    assert_eq!(tables(&db).await.len(), OURS.len() + 3);
 }
 
 #[tokio::test]

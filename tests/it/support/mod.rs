@@ -15,6 +15,7 @@ mod pool;
 mod proxy;
 #[cfg(feature = "webhook")]
 pub(crate) mod senders;
+pub(crate) mod outbox;
 mod service;
 mod socket;
 

@@ -1,0 +1,144 @@
+//! A relay that goes on: when it looks, settles, renews, and stops.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::lane;
+use super::relay::Config;
+use super::worker::Worker;
+
+/// Runs until `shutdown` is ready.
+pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>) {
+    tokio::pin!(shutdown);
+    let mut worker = Worker::new(Arc::clone(&config));
+    let mut nudges = super::nudges();
+    let mut clock = Clock::new(&config);
+    loop {
+        if Instant::now() >= clock.reconcile_at {
+            logged("looking for events without a lane", lane::reconcile(&config.database).await);
+            clock.reconcile_at = Instant::now() + RECONCILE_INTERVAL;
+        }
+        if Instant::now() >= worker.renew_at {
+            logged("renewing leases", worker.renew().await);
+        }
+        if !worker.ended.is_empty() && Instant::now() >= clock.settle_at {
+            let relayed = worker.count();
+            match logged("settling events", worker.settle().await) {
+                Some(again) => {
+                    if relayed.published + relayed.dead > 0 {
+                        clock.pause = FIRST_PAUSE;
+                    }
+                    // At once if there is room for many, else a little later, when there may be.
+                    let room = worker.free() * 2 >= config.concurrency;
+                    let wait = again.map(|again| if room { again } else { again.max(SOON) });
+                    clock.look_within(wait);
+                }
+                None => clock.settle_at = Instant::now() + clock.longer(),
+            }
+        }
+        // What is not settled cannot be, for the time being: no more of it.
+        if worker.ended.is_empty() && worker.free() > 0 && Instant::now() >= clock.look_at {
+            let claimed = logged("claiming events", worker.claim().await).unwrap_or_default();
+            if claimed.fresh > 0 {
+                clock.pause = FIRST_PAUSE;
+            }
+            clock.look_at = Instant::now() + if claimed.is_full { SOON } else { clock.longer() };
+        }
+        let keep_at = worker.renew_at.min(clock.reconcile_at);
+        tokio::select! {
+            biased;
+            () = &mut shutdown => break,
+            _ = worker.ended(), if !worker.deliveries.is_empty() => {}
+            Ok(()) = nudges.changed() => clock.nudged(),
+            () = tokio::time::sleep_until(clock.settle_at), if !worker.ended.is_empty() => {}
+            () = tokio::time::sleep_until(clock.look_at), if worker.ended.is_empty() && worker.free() > 0 => {}
+            () = tokio::time::sleep_until(keep_at) => {}
+        }
+    }
+    finish(worker).await;
+}
+
+/// Finishes the events that are being published, and gives the rest back.
+async fn finish(mut worker: Worker) {
+    worker.stop.send_replace(true);
+    let mut tries = 0;
+    loop {
+        let renew_at = worker.renew_at;
+        let is_left = tokio::select! {
+            is_left = worker.ended() => is_left,
+            () = tokio::time::sleep_until(renew_at) => {
+                logged("renewing leases", worker.renew().await);
+                true
+            }
+        };
+        if logged("settling events", worker.settle().await).is_none() {
+            tries += 1;
+            tokio::time::sleep(FIRST_PAUSE).await;
+        }
+        if !is_left && (worker.ended.is_empty() || tries >= TRIES_AT_THE_END) {
+            return;
+        }
+    }
+}
+
+/// When what is due.
+struct Clock {
+    look_at: Instant,
+    settle_at: Instant,
+    reconcile_at: Instant,
+    pause: Duration,
+    longest_pause: Duration,
+}
+
+impl Clock {
+    fn new(config: &Config) -> Self {
+        let now = Instant::now();
+        Self {
+            look_at: now,
+            settle_at: now,
+            reconcile_at: now,
+            pause: FIRST_PAUSE.min(config.poll_interval),
+            longest_pause: config.poll_interval,
+        }
+    }
+
+    /// The pause, and the next one is longer.
+    fn longer(&mut self) -> Duration {
+        let pause = self.pause.min(self.longest_pause);
+        self.pause = (pause * 2).min(self.longest_pause);
+        pause
+    }
+
+    fn look_within(&mut self, wait: Option<Duration>) {
+        if let Some(wait) = wait {
+            self.look_at = self.look_at.min(Instant::now() + wait);
+        }
+    }
+
+    fn nudged(&mut self) {
+        self.pause = FIRST_PAUSE;
+        self.look_at = Instant::now();
+    }
+}
+
+fn logged<T>(doing: &str, result: Result<T, sqlx::Error>) -> Option<T> {
+    result
+        .inspect_err(|error| {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(error, "{doing} failed; it is tried again");
+        })
+        .ok()
+}
+
+/// From the first look that has found nothing it doubles, up to the poll interval.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Lanes that end at about the same time are settled and succeeded together.
+const SOON: Duration = Duration::from_millis(5);
+
+const RECONCILE_INTERVAL: Duration = Duration::from_secs(300);
+
+/// A database that does not answer is not waited for. What was acknowledged comes again.
+const TRIES_AT_THE_END: u32 = 3;

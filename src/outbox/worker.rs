@@ -1,0 +1,216 @@
+//! What a relay has in hand: claims lanes, publishes them side by side, settles what has ended.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::delivery::{Delivery, Lease};
+use super::lane::{self, Batch, End, Lane, Name, Outcome};
+use super::relay::{Config, Relayed};
+use crate::error::sqlstate;
+
+pub(crate) struct Worker {
+    config: Arc<Config>,
+    pub(super) deliveries: JoinSet<Outcome>,
+    held: HashMap<Name, (Lane, Lease)>,
+    pub(super) ended: Vec<Outcome>,
+    pub(super) stop: watch::Sender<bool>,
+    pub(super) renew_at: Instant,
+    /// How many lanes that have failed before may be in hand. Fewer while they go on failing: an
+    /// outage, or a mass of poison, is met with a few attempts and not with all there is.
+    retries: usize,
+}
+
+/// What a claim has brought.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Claimed {
+    pub(super) fresh: usize,
+    pub(super) is_full: bool,
+}
+
+impl Worker {
+    pub(crate) fn new(config: Arc<Config>) -> Self {
+        Self {
+            retries: most_retries(&config),
+            renew_at: Instant::now() + config.lease / 3,
+            config,
+            deliveries: JoinSet::new(),
+            held: HashMap::new(),
+            ended: Vec::new(),
+            stop: watch::Sender::new(false),
+        }
+    }
+
+    /// Claims once, and waits until all of it is settled.
+    pub(crate) async fn round(mut self) -> Result<Relayed, sqlx::Error> {
+        self.claim().await?;
+        let mut relayed = Relayed::default();
+        loop {
+            let renew_at = self.renew_at;
+            tokio::select! {
+                is_left = self.ended() => if !is_left { break },
+                () = tokio::time::sleep_until(renew_at) => self.renew().await?,
+            }
+            relayed.add(self.count());
+            self.settle().await?;
+        }
+        relayed.add(self.count());
+        self.settle().await?;
+        Ok(relayed)
+    }
+
+    pub(super) fn free(&self) -> usize {
+        self.config.concurrency.saturating_sub(self.held.len())
+    }
+
+    pub(super) async fn claim(&mut self) -> Result<Claimed, sqlx::Error> {
+        let free = self.free();
+        let retried = self.held.values().filter(|(lane, _)| lane.failed.is_some()).count();
+        let retries = self.retries.saturating_sub(retried).min(free);
+        let lanes = lane::claim(&self.config.database, self.config.lease, free, retries).await?;
+        let fresh = lanes.iter().filter(|lane| lane.failed.is_none()).count();
+        let claimed = Claimed { fresh, is_full: lanes.len() >= free };
+        if lanes.is_empty() {
+            return Ok(claimed);
+        }
+        match lane::read(&self.config.database, &lanes, self.config.batch).await {
+            Ok(batches) => {
+                for (lane, batch) in lanes.into_iter().zip(batches) {
+                    self.deliver(lane, batch);
+                }
+                Ok(claimed)
+            }
+            Err(error) => {
+                // Given back with the next settling, rather than at the lease's end.
+                self.ended.extend(lanes.into_iter().map(|lane| {
+                    let end = End::untried(&lane, None);
+                    Outcome { lane, acknowledged: Vec::new(), end }
+                }));
+                Err(error)
+            }
+        }
+    }
+
+    fn deliver(&mut self, lane: Lane, batch: Batch) {
+        let lease = Lease::until(lane.until);
+        self.held.insert(lane.name(), (lane.clone(), lease.clone()));
+        let (config, stop) = (Arc::clone(&self.config), self.stop.subscribe());
+        self.deliveries.spawn(Delivery { config, lane, batch, lease, stop }.run());
+    }
+
+    /// Waits until a delivery has ended, and takes all that have. `false`: there is none.
+    pub(super) async fn ended(&mut self) -> bool {
+        let Some(first) = self.deliveries.join_next().await else { return false };
+        let mut next = Some(first);
+        while let Some(ended) = next {
+            match ended {
+                Ok(outcome) => self.ended.push(outcome),
+                // It catches what the publisher does; only a runtime that ends gets here.
+                Err(error) => tracing::error!(%error, "a delivery ended without an outcome"),
+            }
+            next = self.deliveries.try_join_next();
+        }
+        true
+    }
+
+    /// What has ended and is not settled.
+    pub(super) fn count(&mut self) -> Relayed {
+        let mut relayed = Relayed::default();
+        for outcome in &self.ended {
+            relayed.published += u64::try_from(outcome.acknowledged.len()).unwrap_or(u64::MAX);
+            let was_retry = outcome.lane.failed.is_some();
+            match &outcome.end {
+                End::Dead { .. } => relayed.dead += 1,
+                End::Failed { error: Some(_), .. } => {
+                    relayed.failed += 1;
+                    if was_retry && outcome.acknowledged.is_empty() {
+                        self.retries = (self.retries / 2).max(1);
+                    }
+                }
+                _ => {}
+            }
+            if was_retry && !outcome.acknowledged.is_empty() {
+                self.retries = (self.retries * 2).min(most_retries(&self.config));
+            }
+        }
+        relayed
+    }
+
+    /// Writes down what has ended. After how long is one of these lanes ready again, if any is?
+    pub(super) async fn settle(&mut self) -> Result<Option<Duration>, sqlx::Error> {
+        if self.ended.is_empty() {
+            return Ok(None);
+        }
+        let ready = match lane::settle(&self.config.database, &self.ended).await {
+            Ok(ready) => ready,
+            Err(error) if is_refusal(&error) => self.settle_each(&error).await?,
+            Err(error) => return Err(error),
+        };
+        let mut again = (ready > 0).then_some(Duration::ZERO);
+        for outcome in self.ended.drain(..) {
+            self.held.remove(&outcome.lane.name());
+            if let End::Failed { backoff, .. } = outcome.end {
+                again = Some(again.map_or(backoff, |again| again.min(backoff)));
+            }
+        }
+        Ok(again)
+    }
+
+    /// One that the database refuses must not hold up the others. It comes again when its lease ends.
+    async fn settle_each(&self, error: &sqlx::Error) -> Result<i64, sqlx::Error> {
+        tracing::warn!(
+            error = error as &dyn std::error::Error,
+            "settling events failed; settling one by one"
+        );
+        let mut ready = 0;
+        for outcome in &self.ended {
+            match lane::settle(&self.config.database, std::slice::from_ref(outcome)).await {
+                Ok(again) => ready += again,
+                Err(error) if is_refusal(&error) => tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "the outcome of an event cannot be stored; it is published again"
+                ),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(ready)
+    }
+
+    /// Keeps what is in hand.
+    pub(super) async fn renew(&mut self) -> Result<(), sqlx::Error> {
+        self.renew_at = Instant::now() + self.config.lease / 3;
+        if self.held.is_empty() {
+            return Ok(());
+        }
+        let lanes: Vec<Lane> = self.held.values().map(|(lane, _)| lane.clone()).collect();
+        let until = Instant::now() + self.config.lease;
+        for name in lane::renew(&self.config.database, &lanes, self.config.lease).await? {
+            if let Some((_, lease)) = self.held.get(&name) {
+                lease.renew(until);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the server has an objection to what it was given, which it will have again.
+fn is_refusal(error: &sqlx::Error) -> bool {
+    sqlstate(error).is_some_and(|code| matches!(code.get(..2), Some("22" | "23" | "54")))
+}
+
+/// A quarter, so that three quarters are free for what has not failed.
+fn most_retries(config: &Config) -> usize {
+    (config.concurrency / 4).max(1)
+}
+
+impl Relayed {
+    const fn add(&mut self, other: Self) {
+        self.published += other.published;
+        self.failed += other.failed;
+        self.dead += other.dead;
+    }
+}

@@ -1,0 +1,108 @@
+//! A relay that is gone is succeeded; one that lives keeps what it has; one that was overrun does no harm.
+
+use std::time::Duration;
+
+use tower_idempotency::outbox::MemoryPublisher;
+
+use crate::support::database;
+use crate::support::outbox::{Gate, commit, drain, event, lanes, number, relay, time_passes, waiting};
+
+const LEASE: Duration = Duration::from_millis(300);
+
+#[tokio::test]
+async fn a_relay_killed_in_the_middle_is_succeeded_when_its_lease_ends() {
+    let db = database().await;
+    let gate = Gate::on("a");
+    commit(&db, &[event("a", 1), event("a", 2)]).await;
+    let killed = relay(&db, gate.clone()).lease(Duration::from_secs(3_600));
+    let killed = tokio::spawn(async move { killed.run_once().await });
+    gate.arrival().await;
+    killed.abort();
+    drop(killed.await);
+
+    let published = MemoryPublisher::default();
+    let successor = relay(&db, published.clone());
+    assert_eq!(successor.run_once().await.unwrap(), Default::default());
+    time_passes(&db).await;
+    drain(&successor).await;
+    assert_eq!(published.events().iter().map(number).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!((waiting(&db).await, lanes(&db).await), (0, 0));
+}
+
+#[tokio::test]
+async fn a_slow_publish_keeps_its_lease_for_as_long_as_it_takes() {
+    let db = database().await;
+    let gate = Gate::on("a");
+    commit(&db, &[event("a", 1)]).await;
+    let slow = relay(&db, gate.clone()).lease(LEASE);
+    let slow = tokio::spawn(async move { slow.run_once().await.unwrap() });
+    gate.arrival().await;
+    // Other events pass meanwhile, whose ends must not put off the renewal.
+    let other = relay(&db, gate.published.clone());
+    let started = tokio::time::Instant::now();
+    while started.elapsed() < LEASE * 4 {
+        assert_eq!(other.run_once().await.unwrap(), Default::default(), "taken over");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    gate.open.add_permits(1);
+    assert_eq!(slow.await.unwrap().published, 1);
+}
+
+#[tokio::test]
+async fn a_relay_that_was_overrun_stops_and_touches_nothing_of_its_successor() {
+    let db = database().await;
+    let gate = Gate::on("a");
+    commit(&db, &[event("a", 1), event("a", 2), event("a", 3)]).await;
+    let overrun = relay(&db, gate.clone()).lease(LEASE);
+    let overrun = tokio::spawn(async move { overrun.run_once().await.unwrap() });
+    gate.arrival().await;
+
+    // Another one has the lane now, and holds it; renewals of the first find nothing.
+    time_passes(&db).await;
+    let late = Gate::on("a");
+    let successor = relay(&db, late.clone()).lease(Duration::from_secs(3_600));
+    let successor = tokio::spawn(async move { successor.run_once().await.unwrap() });
+    late.arrival().await;
+    let held = "select owner, ready_at::text from idempotency.outbox_lane";
+    let before: (uuid::Uuid, String) = sqlx::query_as(held).fetch_one(&*db).await.unwrap();
+
+    tokio::time::sleep(LEASE * 2).await;
+    gate.open.add_permits(10);
+    let relayed = overrun.await.unwrap();
+    // The event that it had begun, and no other.
+    assert_eq!(relayed.published, 1);
+    assert_eq!(gate.published.events().iter().map(number).collect::<Vec<_>>(), [1]);
+    let after: (uuid::Uuid, String) = sqlx::query_as(held).fetch_one(&*db).await.unwrap();
+    assert_eq!(before, after);
+    assert_eq!(waiting(&db).await, 2);
+
+    late.open.add_permits(10);
+    assert_eq!(successor.await.unwrap().published, 3);
+    assert_eq!(late.published.events().iter().map(number).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!((waiting(&db).await, lanes(&db).await), (0, 0));
+}
+
+#[tokio::test]
+async fn events_that_no_lane_leads_to_are_found_when_a_relay_starts() {
+    let db = database().await;
+    commit(&db, &[event("a", 1)]).await;
+    // As after a restore: a look that has seen all there will be for a long time.
+    sqlx::query("update idempotency.outbox_look set snapshot = '9000000000:9000000000:'")
+        .execute(&*db)
+        .await
+        .unwrap();
+    let published = MemoryPublisher::default();
+    let starting = relay(&db, published.clone());
+    assert_eq!(starting.run_once().await.unwrap(), Default::default());
+    let running = tokio::spawn(async move { starting.run(std::future::pending()).await });
+    crate::support::eventually(std::panic::Location::caller(), async || {
+        if waiting(&db).await == 0 { Ok(()) } else { Err("still waiting".into()) }
+    })
+    .await;
+    commit(&db, &[event("b", 1)]).await;
+    crate::support::eventually(std::panic::Location::caller(), async || {
+        if waiting(&db).await == 0 { Ok(()) } else { Err("the look was not reset".into()) }
+    })
+    .await;
+    running.abort();
+}
