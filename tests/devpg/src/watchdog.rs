@@ -35,7 +35,7 @@ while read -r _; do :; done
 pidfile=$dir/data/postmaster.pid
 postmaster=$(head -n 1 "$pidfile")
 n=0 grace=0 clean=0 segments=
-[ -e "$dir/log" ] || grace=100
+[ -e "$dir/log" ] || [ ! -e "$dir" ] || grace=100
 for pid in $(processes); do
   if [ -e "$dir/log" ] && [ "$pid" = "$postmaster" ]; then kill -s QUIT "$pid" && grace=100; fi
 done
@@ -62,14 +62,18 @@ done
 rm -rf "$dir" ${DEVPG_SOCKETS:+"$DEVPG_SOCKETS"} || { sleep 1; rm -rf "$dir" ${DEVPG_SOCKETS:+"$DEVPG_SOCKETS"}; }
 "#;
 
-/// Kills every process of the server, until there is none.
+/// Kills every process of the server, until there is none. Its System V segment goes too: the next
+/// start would remove it, but would first overwrite the file that tells the watchdog of it.
 const KILL: &str = r#"
 n=0
 while pids=$(processes) && [ -n "$pids" ] && [ $n -lt 1000 ]; do
   kill -s KILL $pids
   n=$((n + 1))
 done
-[ -z "$pids" ]
+[ -z "$pids" ] || exit 1
+segment=$(sed -n '7s/.* //p' "$dir/data/postmaster.pid")
+[ -z "$segment" ] || ipcrm -m "$segment"
+exit 0
 "#;
 
 fn shell(script: &str, dir: &Path) -> Command {

@@ -54,16 +54,17 @@ async fn use_it(number: i32) -> String {
 }
 
 #[test]
-fn forty_at_once() {
+fn many_at_once() {
     let test = |number| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(use_it(number))
     };
-    let threads: Vec<_> = (0..40).map(|number| std::thread::spawn(move || test(number))).collect();
+    let number = if private_server().is_some() { 40 } else { 8 }; // others may need connections there
+    let threads: Vec<_> = (0..number).map(|number| std::thread::spawn(move || test(number))).collect();
     let mut names: Vec<String> = threads.into_iter().map(|thread| thread.join().expect("join")).collect();
     names.sort();
     names.dedup();
-    assert_eq!(names.len(), 40);
+    assert_eq!(names.len(), number as usize);
 }
 
 #[tokio::test]
@@ -126,6 +127,11 @@ async fn finished_databases_are_dropped() {
 
 #[test]
 fn the_private_server() {
-    let private = private_server().expect("DATABASE_URL is not set");
-    assert_eq!(server().get_socket().map(|socket| socket.as_path()), Some(private.socket_dir()));
+    match private_server() {
+        Some(private) => {
+            let options = server();
+            assert_eq!(options.get_socket().map(|socket| socket.as_path()), Some(private.socket_dir()));
+        }
+        None => assert!(std::env::var_os("DATABASE_URL").is_some()),
+    }
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Scratch, assert_gone, child, eventually, processes_in, run, segment_of};
+use common::{Scratch, assert_gone, child, eventually, processes_in, run, segment_exists, segment_of};
 use devpg::Server;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
@@ -52,9 +52,12 @@ async fn a_durable_server_keeps_what_it_committed() {
     connection.execute("BEGIN; INSERT INTO t VALUES (2)").await.expect("insert");
     let before = server.pid().expect("it runs");
 
+    let segment = segment_of(server.dir());
+    assert!(segment_exists(&segment), "{segment}");
     server.kill().expect("kill");
     assert_eq!(server.pid(), None);
     assert_eq!(processes_in(server.dir()).len(), 0);
+    assert!(!segment_exists(&segment), "{segment}");
     assert!(connection.execute("COMMIT").await.is_err());
     assert!(ask(&server.options("postgres"), "SELECT 'x'").await.is_err());
 
