@@ -60,22 +60,35 @@
 //! # Order
 //!
 //! No provider promises one. An event carries the state of a moment, and a late one must not replace
-//! a newer one. Let the statement that applies it ask:
+//! a newer one. The [`Inbox`](crate::Inbox) knows the newest version that was applied to each thing:
 //!
-//! ```sql
-//! insert into subscription (id, status, changed_at) values ($1, $2, $3)
-//! on conflict (id) do update set status = excluded.status, changed_at = excluded.changed_at
-//! where subscription.changed_at < excluded.changed_at
+//! ```
+//! use axum::http::StatusCode;
+//! use tower_idempotency::inbox::Advanced;
+//! use tower_idempotency::{Inbox, Tx};
+//!
+//! async fn subscription_changed(
+//!     tx: &mut Tx,
+//!     subscription: &str,
+//!     created: i64,
+//! ) -> Result<StatusCode, Box<dyn std::error::Error>> {
+//!     let inbox = Inbox::new("subscriptions");
+//!     if inbox.advance(tx, subscription, created).await? == Advanced::Stale {
+//!         return Ok(StatusCode::OK); // late: done, with nothing to do, and it does not come again
+//!     }
+//!     // .. apply it, in the same transaction.
+//!     Ok(StatusCode::OK)
+//! }
 //! ```
 //!
-//! No row affected: it was late; answer 200, so that it does not come again. `examples/webhooks` does
-//! this with Stripe's subscriptions.
+//! The version must grow with each change. Of two events with one version the second is stale, too:
+//! where a provider only tells the second, as Stripe does, fetch the object if that matters.
 //!
 //! # Heavy work
 //!
 //! Providers wait for a few seconds (Slack for 3, Shopify for 5, GitHub for 10), and the transaction
-//! is open while the handler runs. Write down what is to be done in the same transaction, answer 202,
-//! and let somebody else do it.
+//! is open while the handler runs. [Publish](crate::outbox::publish) what is to be done in the same
+//! transaction, answer 202, and let a consumer do it. `examples/webhooks` does both.
 //!
 //! # Sending
 //!

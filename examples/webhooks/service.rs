@@ -9,8 +9,10 @@ use axum::routing::post;
 use axum::{Json, Router};
 use serde::Deserialize;
 use sqlx::PgPool;
+use tower_idempotency::inbox::Advanced;
+use tower_idempotency::outbox::{self, Event};
 use tower_idempotency::webhook::{GitHub, StandardWebhooks, Stripe, WebhookDelivery, WebhookLayer};
-use tower_idempotency::{IdempotencyLayer, Tenant, Tx};
+use tower_idempotency::{IdempotencyLayer, Inbox, Tenant, Tx};
 
 use crate::BoxError;
 
@@ -60,26 +62,27 @@ struct Push {
 }
 
 /// A subscription has changed. Stripe promises no order: the state in a late event must not replace
-/// a newer one, so the update asks which is newer. Two events of one second are told apart by
-/// nothing; a service for which that matters fetches the object.
+/// a newer one, so each subscription is a stream of the inbox, which knows the newest version that
+/// was applied. Of two events of one second the second one is dropped, too; a service for which that
+/// matters fetches the object.
 async fn on_subscription(mut tx: Tx, Json(event): Json<StripeEvent>) -> Result<Response, Failed> {
     let Some(object) = event.data.object.filter(|_| event.kind.starts_with("customer.subscription.")) else {
         return Ok(StatusCode::NO_CONTENT.into_response());
     };
-    let applied = sqlx::query(
-        "insert into subscription (id, status, changed_at)
-         values ($1, $2, $3)
-         on conflict (id) do update
-         set status = excluded.status, changed_at = excluded.changed_at
-         where subscription.changed_at < excluded.changed_at",
+    let inbox = Inbox::new("subscriptions");
+    if inbox.advance(&mut tx, &object.id, event.created).await? == Advanced::Stale {
+        // Done, with nothing to do: a 2xx, so that it does not come again.
+        return Ok((StatusCode::OK, "late: a newer one is known").into_response());
+    }
+    sqlx::query(
+        "insert into subscription (id, status) values ($1, $2)
+         on conflict (id) do update set status = excluded.status",
     )
     .bind(object.id)
     .bind(object.status)
-    .bind(event.created)
     .execute(&mut *tx)
     .await?;
-    let said = if applied.rows_affected() == 1 { "applied" } else { "late: a newer one is known" };
-    Ok((StatusCode::OK, said).into_response())
+    Ok((StatusCode::OK, "applied").into_response())
 }
 
 #[derive(Deserialize)]
@@ -102,29 +105,26 @@ struct Subscription {
     status: String,
 }
 
-/// A message that means work. It is written down in the same transaction, and somebody else does it:
-/// the sender waits for seconds only, and the answer is a quick 202.
+/// A message that means work. It goes to the outbox in the same transaction, a relay hands it to
+/// whoever does it, and the answer is a quick 202: the sender waits for seconds only.
 async fn on_message(delivery: WebhookDelivery, mut tx: Tx, body: Bytes) -> Result<StatusCode, Failed> {
-    sqlx::query("insert into work (message, payload) values ($1, $2)")
-        .bind(delivery.id())
-        .bind(&body[..])
-        .execute(&mut *tx)
-        .await?;
+    let event = Event::new("report", delivery.id(), "report.requested").bytes(body);
+    outbox::publish(&mut tx, &event).await?;
     Ok(StatusCode::ACCEPTED)
 }
 
 /// Nothing is kept, and the sender's retry runs.
-pub(crate) struct Failed(sqlx::Error);
+pub(crate) struct Failed(BoxError);
 
-impl From<sqlx::Error> for Failed {
-    fn from(error: sqlx::Error) -> Self {
-        Self(error)
+impl<E: Into<BoxError>> From<E> for Failed {
+    fn from(error: E) -> Self {
+        Self(error.into())
     }
 }
 
 impl IntoResponse for Failed {
     fn into_response(self) -> Response {
-        tracing::error!(error = &self.0 as &dyn std::error::Error, "a delivery failed");
+        tracing::error!(error = &*self.0 as &dyn std::error::Error, "a delivery failed");
         StatusCode::INTERNAL_SERVER_ERROR.into_response()
     }
 }
@@ -160,6 +160,5 @@ pub(crate) const STANDARD_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw
 
 pub(crate) const SCHEMA: &str = "
     create table push (id bigint generated always as identity primary key, reference text not null);
-    create table subscription (id text primary key, status text not null, changed_at bigint not null);
-    create table work (message text primary key, payload bytea not null);
+    create table subscription (id text primary key, status text not null);
 ";

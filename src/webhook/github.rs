@@ -10,12 +10,14 @@
 //! [payloads]: https://docs.github.com/en/webhooks/webhook-events-and-payloads
 //! [failed]: https://docs.github.com/en/webhooks/using-webhooks/handling-failed-webhook-deliveries
 
+use http::HeaderName;
 use http::request::Parts;
 
 use super::header::{hex, single};
 use super::provider::{Provider, Unverified, Verified};
 use super::refusal::Refusal;
 use super::secret::{ConfigError, HmacSha256Keys, Secret};
+use crate::fingerprint::Fingerprint;
 use crate::retention::Retention;
 
 /// Deliveries of GitHub.
@@ -73,6 +75,12 @@ impl Provider for GitHub {
     /// 25 MB, GitHub's own cap.
     fn body_limit(&self) -> usize {
         25 << 20
+    }
+
+    /// By the body, and by the event that the headers name: they are not signed, and an id that
+    /// came first under another event would else have the real delivery answered, and lost.
+    fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::normalized().including_header(HeaderName::from_static("x-github-event"))
     }
 
     /// Four days: one more than GitHub redelivers.

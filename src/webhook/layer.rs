@@ -37,8 +37,9 @@ use crate::scope::Tenant;
 ///   which makes some senders take the endpoint off their list.
 /// - Any method but POST gets a 405: elsewhere, other methods pass unclaimed.
 ///
-/// Add it with `route_layer`, outside of nothing that changes the body: a decompression layer must
-/// be inside, if anywhere.
+/// Add it with `route_layer`, with nothing outside that changes the body: a decompression layer
+/// belongs inside, if anywhere. Nobody is known before the whole body is there, so a bound on
+/// requests at once, and on the time that a body may take, belongs outside.
 ///
 /// # Examples
 ///
@@ -193,7 +194,8 @@ impl WebhookLayer {
     /// the execution's time limit, the fingerprint, the [busy
     /// status](IdempotencyLayer::in_flight_status).
     ///
-    /// Key, tenant and methods belong to this layer; leave them.
+    /// Key, tenant and methods belong to this layer; leave them. Keep the retention at no less than
+    /// twice the provider's tolerance: a captured delivery is good for that long.
     ///
     /// # Examples
     ///

@@ -159,6 +159,13 @@ pub struct Unverified<'a> {
     pub now: i64,
 }
 
+impl<'a> Unverified<'a> {
+    /// For tests of a provider of your own.
+    pub const fn new(parts: &'a Parts, body: &'a [u8], now: i64) -> Self {
+        Self { parts, body, now }
+    }
+}
+
 /// A delivery that is the provider's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {

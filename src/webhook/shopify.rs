@@ -9,12 +9,14 @@
 //! [duplicates]: https://shopify.dev/docs/apps/build/webhooks/ignore-duplicates
 //! [retries]: https://shopify.dev/changelog/updates-to-webhook-retry-mechanism
 
+use http::HeaderName;
 use http::request::Parts;
 
 use super::header::{base64, single};
 use super::provider::{Provider, Unverified, Verified};
 use super::refusal::Refusal;
 use super::secret::{ConfigError, HmacSha256Keys, Secret};
+use crate::fingerprint::Fingerprint;
 use crate::retention::Retention;
 
 /// Deliveries of Shopify.
@@ -61,6 +63,14 @@ impl Provider for Shopify {
     /// 10 MiB: orders with many lines are large, and Shopify names no cap.
     fn body_limit(&self) -> usize {
         10 << 20
+    }
+
+    /// By the body, and by the topic and the shop that the headers name: they are not signed, and an
+    /// id that came first under others would else have the real delivery answered, and lost.
+    fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::normalized()
+            .including_header(HeaderName::from_static("x-shopify-topic"))
+            .including_header(HeaderName::from_static("x-shopify-shop-domain"))
     }
 
     /// Two days: far more than the four hours of Shopify's retries, for what their queue holds back.

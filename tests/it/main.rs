@@ -60,6 +60,8 @@ mod waiting;
 #[cfg(feature = "webhook")]
 mod webhook;
 #[cfg(feature = "webhook")]
+mod webhook_identity;
+#[cfg(feature = "webhook")]
 mod webhook_peers;
 #[cfg(feature = "webhook")]
 mod webhook_refused;
