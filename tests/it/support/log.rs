@@ -32,6 +32,7 @@ pub(crate) type Fields = Vec<(&'static str, String)>;
 
 impl Log {
     pub(crate) fn capture() -> Self {
+        super::deaf::be_heard();
         let told = Arc::<Mutex<Told>>::default();
         let subscriber = Registry::default().with(Listener(Arc::clone(&told)));
         Self { told, _guard: tracing::subscriber::set_default(subscriber) }

@@ -2,6 +2,7 @@
 
 mod client;
 mod counted;
+mod deaf;
 mod faults;
 mod gate;
 mod log;
