@@ -16,6 +16,9 @@ pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key
 
 /// A client's name for one business intent: 1 to 255 visible ASCII characters, case kept.
 ///
+/// In a header it stands as an RFC 9651 String, `"k"`, whose parameters are ignored, or bare, `k`.
+/// A bare value has no parameters: `k;a=1` is a key of five characters.
+///
 /// Its `Debug` shows a short hash. Whoever has a key can ask for the response stored under it.
 ///
 /// # Examples

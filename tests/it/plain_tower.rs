@@ -26,7 +26,7 @@ fn request(body: &'static str) -> Request<Full<Bytes>> {
 #[tokio::test]
 async fn a_service_function_with_foreign_bodies_and_without_a_router() {
     let db = database().await;
-    let service = ServiceBuilder::new().layer(layer(&db)).service_fn(async |request: Request<Body>| {
+    let service = ServiceBuilder::new().layer(layer(&db)).service_fn(|request: Request<Body>| async move {
         let handle = request.extensions().get::<TxHandle>().unwrap().clone();
         let idempotency = request.extensions().get::<Idempotency>().unwrap().clone();
         let mut tx = handle.lend().await.unwrap();

@@ -38,9 +38,7 @@ select line from (
   union all
   select 6, p.proname, 0, 'function ' || p.oid::regprocedure::text from pg_proc p where p.pronamespace = 'idempotency'::regnamespace
   union all
-  select 7, 'schema', 0, 'comment on schema: ' || obj_description('idempotency'::regnamespace, 'pg_namespace')
-  union all
-  select 8, t.relname, 0, format('comment on %s: %s', t.relname, obj_description(t.oid, 'pg_class')) from tables t where obj_description(t.oid, 'pg_class') is not null
+  select 7, t.relname, 0, format('comment on %s: %s', t.relname, obj_description(t.oid, 'pg_class')) from tables t where obj_description(t.oid, 'pg_class') is not null
 ) described (part, name, place, line)
 order by part, name collate \"C\", place";
 
