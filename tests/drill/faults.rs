@@ -42,11 +42,12 @@ const KINDS: [&str; 24] = [
 pub(crate) async fn make(site: &Site, mut random: Random, until: Instant) -> Made {
     let mut made = Made::new();
     // Each kind once, in any order; then as it comes.
-    let mut kinds = KINDS.to_vec();
+    let all = if site.bouncer.is_some() { [&KINDS[..], &["proxy killed"]].concat() } else { KINDS.to_vec() };
+    let mut kinds = all.clone();
     kinds.dedup();
     while Instant::now() < until {
         let kind = if kinds.is_empty() {
-            random.one_of(&KINDS)
+            random.one_of(&all)
         } else {
             kinds.swap_remove(usize::try_from(random.below(kinds.len() as u64)).unwrap())
         };
@@ -73,6 +74,12 @@ async fn fault(site: &Site, kind: &str, random: &mut Random) {
             site.server.kill().unwrap();
             tokio::time::sleep(short).await;
             tokio::task::block_in_place(|| site.server.restart()).unwrap();
+        }
+        "proxy killed" => {
+            let proxy = site.bouncer.as_ref().unwrap();
+            proxy.kill();
+            tokio::time::sleep(short).await;
+            proxy.restart();
         }
         "network cut" => during(replica, Weather::Cut, short).await,
         "network slow" => during(replica, Weather::Slow(Duration::from_millis(5)), short * 2).await,

@@ -1,5 +1,6 @@
 //! What clients want, how they insist on it, and what they have been told.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -55,6 +56,25 @@ pub(crate) struct Counts {
     pub(crate) conflicts: AtomicUsize,
     pub(crate) errors: AtomicUsize,
     pub(crate) replays: AtomicUsize,
+    /// Without an answer until all was calm, and then settled by one retry.
+    pub(crate) settled_late: AtomicUsize,
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (count, of) in [
+            (&self.attempts, "attempts"),
+            (&self.conflicts, "told to wait"),
+            (&self.errors, "errors"),
+            (&self.silences, "without an answer"),
+            (&self.replays, "replays"),
+            (&self.hang_ups, "hang-ups"),
+            (&self.handler_faults, "handlers with a fault"),
+        ] {
+            write!(f, "{} {of}, ", count.load(Ordering::Relaxed))?;
+        }
+        write!(f, "{} settled by one retry at the end", self.settled_late.load(Ordering::Relaxed))
+    }
 }
 
 /// All clients.

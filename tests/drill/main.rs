@@ -15,6 +15,9 @@ mod intent;
 mod faults;
 mod check;
 mod mixed;
+mod pgbouncer;
+mod failover;
+mod storm;
 mod any_message;
 mod one_fault;
 

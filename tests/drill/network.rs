@@ -2,8 +2,7 @@
 //! message that it is told to lose.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -49,7 +48,8 @@ pub(crate) enum Fate {
 type Decide = Box<dyn Fn(&Frame) -> Fate + Send + Sync>;
 
 struct Shared {
-    upstream: SocketAddr,
+    /// The port of the server.
+    upstream: AtomicU16,
     weather: watch::Sender<Weather>,
     commits: Mutex<VecDeque<Fate>>,
     decide: Decide,
@@ -72,7 +72,7 @@ impl Network {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let own = listener.local_addr().unwrap().port();
         let shared = Arc::new(Shared {
-            upstream: SocketAddr::from(([127, 0, 0, 1], port)),
+            upstream: AtomicU16::new(port),
             weather: watch::Sender::new(Weather::Clear),
             commits: Mutex::default(),
             decide: Box::new(decide),
@@ -96,6 +96,11 @@ impl Network {
 
     pub(crate) fn turns(&self, weather: Weather) {
         self.shared.weather.send_replace(weather);
+    }
+
+    /// Where new connections lead to.
+    pub(crate) fn leads_to(&self, port: u16) {
+        self.shared.upstream.store(port, Ordering::SeqCst);
     }
 
     /// What the next COMMIT meets.
@@ -151,7 +156,10 @@ async fn relay(mut client: TcpStream, shared: Arc<Shared>) {
         Weather::Hole => return tokio::time::sleep(FORGOTTEN).await,
         Weather::Clear | Weather::Slow(_) => {}
     }
-    let Ok(mut server) = TcpStream::connect(shared.upstream).await else { return };
+    let Ok(mut server) = TcpStream::connect(("127.0.0.1", shared.upstream.load(Ordering::SeqCst))).await
+    else {
+        return;
+    };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let end = {
         let (mut from_client, to_client) = client.split();
@@ -250,9 +258,10 @@ async fn answers(
     }
 }
 
-/// To a process of PostgreSQL.
+/// To a process of PostgreSQL. A proxy tells numbers that are of no process, or of any other.
 pub(crate) fn signal(name: &str, pid: u32) {
-    if pid != 0 {
+    let program = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    if program.trim() == "postgres" {
         let kill = ["-c", "kill -s $1 $2", "sh", name, &pid.to_string()];
         let _ = std::process::Command::new("/bin/sh").args(kill).stderr(std::process::Stdio::null()).status();
     }

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
+use crate::failover::Standby;
 use crate::network::{Network, Weather};
+use crate::pgbouncer::Bouncer;
 use crate::service::{Service, Settings};
 use crate::wire::Frame;
 
@@ -22,6 +24,10 @@ pub(crate) struct Site {
     pub(crate) replicas: Vec<Replica>,
     /// Past the networks, with more than one connection: some end when the server does.
     pub(crate) admin: PgPool,
+    /// Between the networks and the server, if there is one.
+    pub(crate) bouncer: Option<Bouncer>,
+    /// After a failover: what the server's place is taken by.
+    pub(crate) promoted: Option<Standby>,
     log: PathBuf,
     failed: bool,
 }
@@ -106,7 +112,7 @@ impl Site {
     pub(crate) async fn of(server: devpg::Server, replicas: Vec<Replica>, log: PathBuf) -> Self {
         let admin = admin(server.options("postgres"));
         migrate(&admin).await;
-        Self { server, replicas, admin, log, failed: true }
+        Self { server, replicas, admin, bouncer: None, promoted: None, log, failed: true }
     }
 
     /// Mends what is broken, and waits until nothing is going on any more.
@@ -115,7 +121,7 @@ impl Site {
             replica.network.turns(Weather::Clear);
             replica.network.forgives();
         }
-        if self.server.pid().is_none() {
+        if self.server.pid().is_none() && self.promoted.is_none() {
             self.server.restart().unwrap();
         }
         for replica in &self.replicas {
