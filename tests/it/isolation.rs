@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tower_idempotency::{Isolation, Settlement, Tx};
 
 use crate::support::{
-    Answer, Runs, Service, database, effect, effects, is_sound, layer, paid, serve, states,
+    Answer, Call, Runs, Service, database, effect, effects, is_sound, layer, paid, serve, states,
 };
 
 /// Both handlers count the effects before either of them has one: only one can have been first.
@@ -100,11 +100,21 @@ async fn strict_service(db: &TestDb, level: &str, layered: Isolation) -> (Servic
     (serve(router).await, pool)
 }
 
-/// Twenty at once, each at one of two processes: the same answer for all.
+/// Twenty at once, each at one of two processes: the same answer for all. Who is told to wait, as one
+/// is between a refusal's rollback and its record, asks again.
 async fn race(services: &[&Service], path: &str) -> Answer {
     let mut answers = JoinSet::new();
     for number in 0..20 {
-        answers.spawn(services[number % services.len()].post(path).key("race").send());
+        let service = services[number % services.len()];
+        let (client, address, path) = (service.client.clone(), service.address, path.to_owned());
+        answers.spawn(async move {
+            loop {
+                let answer = Call::new(&client, address, "POST", &path).key("race").send().await;
+                if answer.status != 409 {
+                    return answer;
+                }
+            }
+        });
     }
     let answers = answers.join_all().await;
     let first = answers.iter().find(|answer| !answer.is_replay()).unwrap().clone();
