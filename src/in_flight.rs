@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::rejection::RejectionKind;
 use crate::scope::ScopeHash;
@@ -51,7 +51,15 @@ pub(crate) struct InFlight(Arc<Mutex<HashMap<ScopeHash, Key>>>);
 #[derive(Default)]
 struct Key {
     executing: Arc<watch::Sender<bool>>,
+    asking: Arc<Asking>,
     visits: usize,
+}
+
+/// One of those who wait here for another process's execution asks for all.
+#[derive(Default)]
+struct Asking {
+    turn: Arc<tokio::sync::Mutex<()>>,
+    told: watch::Sender<()>,
 }
 
 impl InFlight {
@@ -59,7 +67,12 @@ impl InFlight {
         let mut keys = self.lock();
         let key = keys.entry(scope).or_default();
         key.visits += 1;
-        Visit { registry: self.clone(), scope, executing: Arc::clone(&key.executing) }
+        Visit {
+            registry: self.clone(),
+            scope,
+            executing: Arc::clone(&key.executing),
+            asking: Arc::clone(&key.asking),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ScopeHash, Key>> {
@@ -72,6 +85,7 @@ pub(crate) struct Visit {
     registry: InFlight,
     scope: ScopeHash,
     executing: Arc<watch::Sender<bool>>,
+    asking: Arc<Asking>,
 }
 
 impl Visit {
@@ -95,12 +109,36 @@ impl Visit {
         let _ = executing.wait_for(|now| *now == state).await;
     }
 
+    /// The turn to ask for all, unless somebody here has it.
+    pub(crate) fn first_turn(&self) -> Option<Turn> {
+        Arc::clone(&self.asking.turn).try_lock_owned().ok().map(Turn)
+    }
+
+    /// Until it is this visit's turn to ask for all, or there is something to be known: `None`.
+    pub(crate) async fn turn(&self) -> Option<Turn> {
+        let mut told = self.asking.told.subscribe();
+        tokio::select! {
+            biased;
+            _ = told.changed() => None,
+            () = self.begun() => None,
+            turn = Arc::clone(&self.asking.turn).lock_owned() => Some(Turn(turn)),
+        }
+    }
+
+    /// What the database was asked for is there.
+    pub(crate) fn tell(&self) {
+        self.asking.told.send_replace(());
+    }
+
     /// Marks the key as being executed here, until the returned value is dropped.
     pub(crate) fn execute(&self) -> Executing {
         self.executing.send_replace(true);
         Executing(self.registry.visit(self.scope))
     }
 }
+
+/// Ends when it is dropped; the next one's turn begins.
+pub(crate) struct Turn(#[expect(dead_code, reason = "held, not used")] OwnedMutexGuard<()>);
 
 impl Drop for Visit {
     fn drop(&mut self) {

@@ -166,7 +166,37 @@ const MAX_LENGTH: usize = 255;
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    fn quoted(key: &str) -> String {
+        format!("\"{}\"", key.replace('\\', r"\\").replace('"', r#"\""#))
+    }
+
+    proptest! {
+        #[test]
+        fn a_key_survives_its_quotes_and_is_the_same_without(key in "[!-~]{1,255}", around in "[ \t]{0,3}") {
+            let line = format!("{around}{}{around}", quoted(&key));
+            prop_assert_eq!(parse(line.as_bytes()), Some(key.clone()));
+            let bare = !key.contains([',', '"']);
+            prop_assert_eq!(parse(key.as_bytes()), bare.then_some(key));
+        }
+
+        #[test]
+        fn whatever_bytes_come_a_key_is_visible_and_bounded(
+            bytes in prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..300),
+                "[\"\\\\,; a-c=]{0,20}".prop_map(String::into_bytes),
+            ],
+        ) {
+            if let Some(key) = parse(&bytes) {
+                prop_assert!(!key.is_empty() && key.len() <= MAX_LENGTH);
+                prop_assert!(key.bytes().all(|byte| byte.is_ascii_graphic()));
+                prop_assert_eq!(parse(quoted(&key).as_bytes()), Some(key));
+            }
+        }
+    }
 
     fn parse(value: &[u8]) -> Option<String> {
         IdempotencyKey::from_header(value).ok().map(|key| key.as_str().to_owned())

@@ -239,8 +239,53 @@ const MISPLACED: [HeaderName; 2] = [header::CONTENT_ENCODING, header::ACCESS_CON
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use http::HeaderValue;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn all_headers_that_http_allows_survive(
+            lines in prop::collection::vec(
+                ("x-[a-c0-9_!#$%&'*+.^`|~-]{0,3}", prop::collection::vec(0x20_u8..=0xff, 0..40)),
+                0..20,
+            ),
+        ) {
+            let mut map = HeaderMap::new();
+            for (name, value) in &lines {
+                let value: Vec<u8> = value.iter().copied().filter(|byte| *byte != 0x7f).collect();
+                map.append(HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_bytes(&value).unwrap());
+            }
+            let back = stored(&map, &HeaderRules::default());
+            prop_assert!(map.iter().eq(back.iter()));
+        }
+
+        #[test]
+        fn bytes_that_decode_are_what_their_headers_encode_to(
+            bytes in prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..40),
+                // Near the format: lengths that fit, or nearly.
+                prop::collection::vec((0_u8..4, "[a-cA ]{0,3}", 0_u8..4, "[a-c\n]{0,3}"), 0..4).prop_map(|lines| {
+                    let mut bytes = vec![FORMAT];
+                    for (name_length, name, value_length, value) in lines {
+                        bytes.extend([0, name_length]);
+                        bytes.extend(name.bytes());
+                        bytes.extend([0, 0, 0, value_length]);
+                        bytes.extend(value.bytes());
+                    }
+                    bytes
+                }),
+            ],
+        ) {
+            if let Some(map) = decode(&bytes) {
+                let lines: Vec<Line<'_>> = map.iter().map(|(name, value)| (name, value.as_bytes())).collect();
+                let again = encode(&lines).unwrap();
+                prop_assert_eq!(again.len(), bytes.len());
+                prop_assert!(decode(&again) == Some(map));
+            }
+        }
+    }
 
     fn headers(lines: &[(&'static str, &'static [u8])]) -> HeaderMap {
         let mut map = HeaderMap::new();

@@ -201,20 +201,41 @@ impl Config {
     ) -> Result<Claim, RejectionKind> {
         let deadline = tokio::time::Instant::now() + self.wait.min(LONGEST_WAIT);
         let mut pause = FIRST_PAUSE;
+        // Of a storm of duplicates that can wait only one asks the database, for all.
+        let mut turn = if self.wait.is_zero() { None } else { visit.first_turn() };
+        let mut claim = if self.wait.is_zero() || turn.is_some() {
+            self.try_claim(visit, request).await?
+        } else {
+            Claim::InFlight
+        };
         loop {
-            match self.try_claim(visit, request).await? {
+            match claim {
                 Claim::InFlight if tokio::time::Instant::now() < deadline => {}
+                Claim::Settled(_) => {
+                    visit.tell();
+                    return Ok(claim);
+                }
                 claim => return Ok(claim),
             }
             if visit.is_executing() {
+                turn = None;
                 if tokio::time::timeout_at(deadline, visit.ended()).await.is_err() {
                     return Ok(Claim::InFlight);
                 }
             } else {
                 // Another process: nobody wakes us.
-                tokio::time::sleep_until(deadline.min(tokio::time::Instant::now() + pause)).await;
-                pause = (pause * 2).min(LAST_PAUSE);
+                if turn.is_none() {
+                    match tokio::time::timeout_at(deadline, visit.turn()).await {
+                        Ok(next) => turn = next,
+                        Err(_) => return Ok(Claim::InFlight),
+                    }
+                }
+                if turn.is_some() {
+                    tokio::time::sleep_until(deadline.min(tokio::time::Instant::now() + pause)).await;
+                    pause = (pause * 2).min(LAST_PAUSE);
+                }
             }
+            claim = self.try_claim(visit, request).await?;
         }
     }
 

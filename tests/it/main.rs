@@ -26,6 +26,7 @@ mod in_place;
 mod inbox;
 mod inbox_process;
 mod kept_tx;
+mod isolation;
 mod keys;
 mod layer_order;
 mod layer_twice;
