@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::lane;
@@ -15,11 +16,18 @@ pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>)
     let mut worker = Worker::new(Arc::clone(&config));
     let mut nudges = super::nudges();
     let mut clock = Clock::new(&config);
+    // Ends with this.
+    let mut reconciling = JoinSet::new();
     loop {
         if Instant::now() >= clock.reconcile_at {
-            logged("looking for events without a lane", lane::reconcile(&config.database).await);
+            // Beside the deliveries: it reads all that waits.
+            let database = config.database.clone();
+            reconciling.spawn(async move {
+                logged("looking for events without a lane", lane::reconcile(&database).await);
+            });
             clock.reconcile_at = Instant::now() + RECONCILE_INTERVAL;
         }
+        while reconciling.try_join_next().is_some() {}
         if Instant::now() >= worker.renew_at {
             logged("renewing leases", worker.renew().await);
         }
