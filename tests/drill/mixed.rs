@@ -41,7 +41,7 @@ pub(crate) async fn drill(site: Site, seconds: u64) {
     let (intents, broken) = settle(&site, &clients, &mut random).await;
     summary(&clients, &intents, &made, &broken);
     assert!(broken.is_empty(), "DRILL_SEED={seed} DRILL_SECONDS={seconds}:\n{}", broken.join("\n"));
-    assert!(intents.iter().filter(|intent| intent.answers.len() > 1).count() > 5, "a drill of nothing");
+    assert!(intents.iter().any(|intent| intent.answers.len() > 1), "a drill of nothing");
     site.went_well();
 }
 

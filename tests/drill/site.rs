@@ -83,14 +83,16 @@ pub(crate) async fn migrate(pool: &PgPool) {
 }
 
 impl Site {
-    /// Replicas with pools of these sizes.
+    /// Replicas with pools of these sizes. Of more than two the last one isolates strictly.
     pub(crate) async fn with(pools: &[u32]) -> Self {
         let server = server();
         let mut replicas = Vec::new();
         let log = log();
-        for pool in pools {
+        for (at, pool) in pools.iter().enumerate() {
             let network = Network::to(server.port()).await;
-            let service = Arc::new(Service::start(settings(&server, network.port, *pool), &log));
+            let settings = settings(&server, network.port, *pool);
+            let settings = Settings { serializable: at > 1, ..settings };
+            let service = Arc::new(Service::start(settings, &log));
             replicas.push(Replica { network, service });
         }
         Self::of(server, replicas, log).await
