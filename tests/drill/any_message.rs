@@ -9,7 +9,7 @@ use crate::client::{Answer, Manners, attempt};
 use crate::intent::Intent;
 use crate::network::Fate;
 use crate::service::Service;
-use crate::site::{Site, server_with};
+use crate::site::{Site, server};
 
 /// Lets so many messages pass, and then makes its fault once.
 #[derive(Default)]
@@ -38,9 +38,7 @@ impl Fuse {
 async fn at_any_message(fate: Fate, kills: bool) {
     let fuse = Arc::new(Fuse::default());
     let burning = Arc::clone(&fuse);
-    // Nothing is lost here but connections and processes.
-    let server = server_with(|builder| builder.setting("fsync", "off"));
-    let site = Site::deciding(server, move |_| {
+    let site = Site::deciding(server(), move |_| {
         if !burning.burns() {
             return Fate::Forward;
         }

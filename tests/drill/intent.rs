@@ -1,5 +1,6 @@
 //! What clients want, how they insist on it, and what they have been told.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
@@ -54,7 +55,8 @@ pub(crate) struct Counts {
     pub(crate) silences: AtomicUsize,
     pub(crate) handler_faults: AtomicUsize,
     pub(crate) conflicts: AtomicUsize,
-    pub(crate) errors: AtomicUsize,
+    /// By what they are.
+    pub(crate) errors: Mutex<BTreeMap<String, usize>>,
     pub(crate) replays: AtomicUsize,
     /// Without an answer until all was calm, and then settled by one retry.
     pub(crate) settled_late: AtomicUsize,
@@ -65,7 +67,6 @@ impl fmt::Display for Counts {
         for (count, of) in [
             (&self.attempts, "attempts"),
             (&self.conflicts, "told to wait"),
-            (&self.errors, "errors"),
             (&self.silences, "without an answer"),
             (&self.replays, "replays"),
             (&self.hang_ups, "hang-ups"),
@@ -73,6 +74,7 @@ impl fmt::Display for Counts {
         ] {
             write!(f, "{} {of}, ", count.load(Ordering::Relaxed))?;
         }
+        write!(f, "{:?}, ", self.errors.lock().unwrap())?;
         write!(f, "{} settled by one retry at the end", self.settled_late.load(Ordering::Relaxed))
     }
 }
@@ -154,11 +156,16 @@ impl Clients {
         counts.hang_ups.fetch_add(usize::from(manners != Manners::Patient), Ordering::Relaxed);
         let address = random.one_of(&self.addresses);
         let answer = attempt(address, &request, manners, PATIENCE).await;
-        let count = match &answer {
+        let count = match answer {
             None if manners == Manners::Patient => &counts.silences,
-            Some(answer) if answer.status == 409 => &counts.conflicts,
-            Some(answer) if answer.status >= 500 => &counts.errors,
-            Some(answer) if answer.replayed => &counts.replays,
+            Some(ref answer) if answer.status == 409 => &counts.conflicts,
+            Some(answer) if answer.status >= 500 => {
+                // The handler's own have no type.
+                let kind = answer.body.rsplit(':').next().unwrap_or_default().trim_end_matches(['"', '}']);
+                *counts.errors.lock().unwrap().entry(format!("{} {kind}", answer.status)).or_default() += 1;
+                return Some(answer);
+            }
+            Some(ref answer) if answer.replayed => &counts.replays,
             _ => return answer,
         };
         count.fetch_add(1, Ordering::Relaxed);

@@ -19,7 +19,7 @@ pub(crate) fn number(name: &str) -> Option<u64> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_fails_no_intent_is_lost_doubled_or_answered_in_two_ways() {
-    drill(Site::with(&[1, 2, 5]).await, number("DRILL_SECONDS").unwrap_or(10)).await;
+    drill(Site::with(&[1, 2, 5]).await, number("DRILL_SECONDS").unwrap_or(15)).await;
 }
 
 /// Ten minutes of it, or `DRILL_SECONDS`: `cargo test --test drill -- --ignored`.
@@ -41,7 +41,7 @@ pub(crate) async fn drill(site: Site, seconds: u64) {
     let (intents, broken) = settle(&site, &clients, &mut random).await;
     summary(&clients, &intents, &made, &broken);
     assert!(broken.is_empty(), "DRILL_SEED={seed} DRILL_SECONDS={seconds}:\n{}", broken.join("\n"));
-    assert!(intents.iter().filter(|intent| intent.answers.len() > 1).count() > 5, "a drill of nothing");
+    assert!(intents.iter().any(|intent| intent.answers.len() > 1), "a drill of nothing");
     site.went_well();
 }
 
@@ -96,4 +96,4 @@ pub(crate) fn summary(clients: &Clients, intents: &[Intent], made: &Made, broken
     println!("drill: {} violations", broken.len());
 }
 
-const CLIENTS: usize = 16;
+const CLIENTS: usize = 24;

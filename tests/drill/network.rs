@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use crate::wire::{Frame, connection_exception};
@@ -52,6 +52,8 @@ struct Shared {
     upstream: AtomicU16,
     weather: watch::Sender<Weather>,
     commits: Mutex<VecDeque<Fate>>,
+    /// Ends the silence of all that is silent.
+    calm: Notify,
     decide: Decide,
 }
 
@@ -75,6 +77,7 @@ impl Network {
             upstream: AtomicU16::new(port),
             weather: watch::Sender::new(Weather::Clear),
             commits: Mutex::default(),
+            calm: Notify::new(),
             decide: Box::new(decide),
         });
         let relayed = Arc::clone(&shared);
@@ -108,9 +111,12 @@ impl Network {
         self.shared.commits.lock().unwrap().push_back(fate);
     }
 
-    /// COMMITs that were to meet something, and have not come yet, come through.
-    pub(crate) fn forgives(&self) {
+    /// COMMITs that were to meet something, and have not come yet, come through; connections on which
+    /// nothing arrives any more end.
+    pub(crate) fn calms(&self) {
+        self.turns(Weather::Clear);
         self.shared.commits.lock().unwrap().clear();
+        self.shared.calm.notify_waiters();
     }
 }
 
@@ -134,6 +140,10 @@ impl Shared {
         let _ = self.weather.subscribe().wait_for(|now| *now == weather).await;
     }
 
+    async fn is_silent(&self) {
+        let _ = tokio::time::timeout(FORGOTTEN, self.calm.notified()).await;
+    }
+
     async fn delay(&self) {
         let weather = *self.weather.borrow();
         if let Weather::Slow(time) = weather {
@@ -153,7 +163,7 @@ async fn relay(mut client: TcpStream, shared: Arc<Shared>) {
     let weather = *shared.weather.borrow();
     match weather {
         Weather::Cut => return,
-        Weather::Hole => return tokio::time::sleep(FORGOTTEN).await,
+        Weather::Hole => return shared.is_silent().await,
         Weather::Clear | Weather::Slow(_) => {}
     }
     let Ok(mut server) = TcpStream::connect(("127.0.0.1", shared.upstream.load(Ordering::SeqCst))).await
@@ -175,7 +185,7 @@ async fn relay(mut client: TcpStream, shared: Arc<Shared>) {
     };
     match end {
         End::Closed => {}
-        End::Silent => tokio::time::sleep(FORGOTTEN).await,
+        End::Silent => shared.is_silent().await,
         End::Late(frame, time) => {
             drop(client);
             tokio::time::sleep(time).await;

@@ -9,7 +9,7 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::failover::Standby;
-use crate::network::{Network, Weather};
+use crate::network::Network;
 use crate::pgbouncer::Bouncer;
 use crate::service::{Service, Settings};
 use crate::wire::Frame;
@@ -32,13 +32,11 @@ pub(crate) struct Site {
     failed: bool,
 }
 
-/// A durable server.
+/// A server that keeps what it has committed whatever is killed. What a killed process has written is
+/// safe with the kernel; only a power failure, which is not made here, would need `fsync`.
 pub(crate) fn server() -> devpg::Server {
-    server_with(|builder| builder)
-}
-
-pub(crate) fn server_with(set: impl FnOnce(devpg::Builder) -> devpg::Builder) -> devpg::Server {
-    set(devpg::Server::builder().durable().tcp().setting("max_connections", 60)).start().unwrap()
+    let builder = devpg::Server::builder().durable().tcp();
+    builder.setting("max_connections", 60).setting("fsync", "off").start().unwrap()
 }
 
 /// What a service must know of a server that it reaches through this port.
@@ -85,14 +83,16 @@ pub(crate) async fn migrate(pool: &PgPool) {
 }
 
 impl Site {
-    /// Replicas with pools of these sizes.
+    /// Replicas with pools of these sizes. Of more than two the last one isolates strictly.
     pub(crate) async fn with(pools: &[u32]) -> Self {
         let server = server();
         let mut replicas = Vec::new();
         let log = log();
-        for pool in pools {
+        for (at, pool) in pools.iter().enumerate() {
             let network = Network::to(server.port()).await;
-            let service = Arc::new(Service::start(settings(&server, network.port, *pool), &log));
+            let settings = settings(&server, network.port, *pool);
+            let settings = Settings { serializable: at > 1, ..settings };
+            let service = Arc::new(Service::start(settings, &log));
             replicas.push(Replica { network, service });
         }
         Self::of(server, replicas, log).await
@@ -118,8 +118,7 @@ impl Site {
     /// Mends what is broken, and waits until nothing is going on any more.
     pub(crate) async fn calms(&self) -> Result<(), String> {
         for replica in &self.replicas {
-            replica.network.turns(Weather::Clear);
-            replica.network.forgives();
+            replica.network.calms();
         }
         if self.server.pid().is_none() && self.promoted.is_none() {
             self.server.restart().unwrap();
