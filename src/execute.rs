@@ -20,7 +20,7 @@ use crate::buffer::RequestBody;
 use crate::claim::{self, Claim, claim};
 use crate::connection::Connection;
 use crate::detach::Detach;
-use crate::error::{claim_failed, commit_was_refused, refusal, sqlstate, timed_out};
+use crate::error::{claim_failed, commit_was_answered, commit_was_refused, refusal, sqlstate, timed_out};
 use crate::idempotency::Idempotency;
 use crate::layer::Config;
 use crate::rejection::RejectionKind;
@@ -255,13 +255,13 @@ async fn commit(mut connection: Connection, hooks: Hooks) -> Result<(), Rejectio
         }
         Ok(Err(error)) => {
             tracing::error!(error = &error as &dyn std::error::Error, "COMMIT failed");
-            Err(if commit_was_refused(&error) {
+            Err(if commit_was_refused(&error) || commit_was_answered(&error) {
                 RejectionKind::CommitRefused
             } else {
-                RejectionKind::OutcomeUnknown
+                RejectionKind::CommitUnanswered
             })
         }
-        Err(_) => Err(RejectionKind::OutcomeUnknown),
+        Err(_) => Err(RejectionKind::CommitUnanswered),
     }
 }
 
