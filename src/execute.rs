@@ -265,14 +265,11 @@ async fn commit(mut connection: Connection, hooks: Hooks) -> Result<(), Rejectio
     }
 }
 
-/// Runs what waited for the commit, on a task of its own.
+/// Runs what waited for the commit, each on a task of its own: one that panics or hangs keeps no
+/// other from running.
 pub(crate) fn after_commit(hooks: Hooks) {
-    if !hooks.is_empty() {
-        tokio::spawn(async move {
-            for hook in hooks {
-                hook.await;
-            }
-        });
+    for hook in hooks {
+        tokio::spawn(hook);
     }
 }
 
