@@ -31,6 +31,7 @@ mod keys;
 mod layer_order;
 mod layer_twice;
 mod migrate;
+mod odd_responses;
 mod operation;
 mod outbox;
 mod outbox_cdc;
