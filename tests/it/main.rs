@@ -49,6 +49,7 @@ mod response_body;
 mod retention;
 mod reuse;
 mod routing;
+mod runtime_ends;
 mod schema;
 mod scope;
 mod session;

@@ -112,3 +112,22 @@ async fn unnamed_statements_do_the_same_without_leaving_a_name_on_the_connection
         assert_eq!(named(&pool).await == 0, unnamed);
     }
 }
+
+#[tokio::test]
+async fn durations_of_zero_do_not_hang() {
+    let db = database().await;
+    let zero = layer(&db)
+        .wait(Duration::ZERO)
+        .acquire_timeout(Duration::ZERO)
+        .response_timeout(Duration::ZERO)
+        .liveness_interval(Duration::ZERO)
+        .max_in_flight(0)
+        .max_reruns(0);
+    let handler = async |mut tx: Tx| {
+        effect(&mut tx, "paid").await.unwrap();
+        StatusCode::CREATED
+    };
+    let service = serve(Router::new().route("/", post(handler).route_layer(zero))).await;
+    let answer = tokio::time::timeout(Duration::from_secs(10), service.post("/").key("k").send()).await;
+    assert_eq!(effects(&db, "paid").await, i64::from(answer.expect("it hangs").status == 201));
+}
