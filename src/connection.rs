@@ -67,7 +67,8 @@ impl Database {
 
     /// Begin and the transaction's own settings, in one round trip.
     fn begin_statement(&self) -> SqlStr {
-        let millis = |d: Duration| i32::try_from(d.as_millis()).unwrap_or(i32::MAX);
+        // Rounded up: a little is not nothing, which turns a setting off.
+        let millis = |d: Duration| i32::try_from(d.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
         let mut sql = format!(
             "begin isolation level {}; set local idle_in_transaction_session_timeout = {}",
             self.isolation.as_sql(),

@@ -27,6 +27,8 @@ async fn the_transaction_frees_the_key_when_its_owner_is_gone_and_the_pool_keeps
     let routes = [
         ("/default", layer(&pool), "read committed 65s 2s"),
         ("/longer", layer(&pool).execution_timeout(10 * minute), "read committed 605s 2s"),
+        ("/slow", layer(&pool).response_timeout(minute), "read committed 2min 2s"),
+        ("/little", layer(&pool).liveness_interval(Duration::from_nanos(1)), "read committed 65s 1ms"),
         ("/own", layer(&pool).liveness_interval(Duration::ZERO), "read committed 65s 0"),
         ("/rarely", layer(&pool).liveness_interval(minute), "read committed 65s 1min"),
         ("/late", layer(&pool).optional(), "read committed 65s 2s"),
