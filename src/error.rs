@@ -143,8 +143,10 @@ pub(crate) fn commit_was_refused(error: &sqlx::Error) -> bool {
 /// Whether an error of COMMIT is about what was to be committed, and not about the way to the
 /// server or its health. A proxy may answer with a code of its own, or with none.
 pub(crate) fn commit_was_answered(error: &sqlx::Error) -> bool {
-    sqlstate(error)
-        .is_some_and(|code| code.get(..2).is_some_and(|class| !matches!(class, "08" | "57" | "58" | "XX")))
+    sqlstate(error).is_some_and(|code| {
+        let class = code.get(..2).unwrap_or("XX");
+        !matches!(class, "08" | "57" | "58" | "XX") && code != "40003"
+    })
 }
 
 /// Whether a conflict with another transaction ended this one, so that running it again can help:
@@ -205,7 +207,7 @@ mod tests {
         for code in ["23503", "P0001", "22012"] {
             assert!(answered(code), "{code}");
         }
-        for code in ["08P01", "57P01", "58000", "XX000", "", "4", "4\u{e9}"] {
+        for code in ["08P01", "40003", "57P01", "58000", "XX000", "", "4", "4\u{e9}"] {
             assert!(!answered(code), "{code:?}");
         }
     }
