@@ -23,6 +23,7 @@ mod fingerprint;
 mod fingerprint_forms;
 mod hang_up;
 mod headers;
+mod heavy;
 mod in_place;
 mod inbox;
 mod inbox_process;
