@@ -7,9 +7,10 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, PgPool, PgTransactionManager as Manager, Postgres};
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr, Transaction};
 use sqlx_core::transaction::TransactionManager;
+use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::error::timed_out;
+use crate::error::{sqlstate, timed_out};
 
 /// Where connections come from, and how they are used.
 #[derive(Clone, Debug)]
@@ -66,7 +67,8 @@ impl Database {
 
     /// Begin and the transaction's own settings, in one round trip.
     fn begin_statement(&self) -> SqlStr {
-        let millis = |d: Duration| i32::try_from(d.as_millis()).unwrap_or(i32::MAX);
+        // Rounded up: a little is not nothing, which turns a setting off.
+        let millis = |d: Duration| i32::try_from(d.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
         let mut sql = format!(
             "begin isolation level {}; set local idle_in_transaction_session_timeout = {}",
             self.isolation.as_sql(),
@@ -84,6 +86,8 @@ enum Inner {
     Pooled(PoolConnection<Postgres>),
     /// From outside, for tests of handlers.
     Given(Transaction<'static, Postgres>),
+    /// Moved out, as it is dropped.
+    Gone,
 }
 
 /// A connection that is never given back to its pool in doubt.
@@ -94,6 +98,8 @@ enum Inner {
 pub(crate) struct Connection {
     inner: Inner,
     in_doubt: bool,
+    /// The server does not have the statements any more that were prepared on it.
+    is_stale: bool,
     permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -105,11 +111,11 @@ impl Connection {
     ) -> Result<Self, sqlx::Error> {
         let acquired = tokio::time::timeout(database.acquire_timeout, database.pool.acquire()).await;
         let pooled = acquired.unwrap_or_else(|_| Err(timed_out("waiting for a connection of the pool")))?;
-        Ok(Self { inner: Inner::Pooled(pooled), in_doubt: false, permit })
+        Ok(Self { inner: Inner::Pooled(pooled), in_doubt: false, is_stale: false, permit })
     }
 
     pub(crate) fn given(transaction: Transaction<'static, Postgres>) -> Self {
-        Self { inner: Inner::Given(transaction), in_doubt: false, permit: None }
+        Self { inner: Inner::Given(transaction), in_doubt: false, is_stale: false, permit: None }
     }
 
     /// The connection for one exchange with the server. [`done`](Self::done) must follow.
@@ -129,6 +135,10 @@ impl Connection {
             }
             Err(_) => true,
         };
+        if let Err(error) = &result {
+            // A statement's name is unknown to the server, or its plan does not fit the table any more.
+            self.is_stale |= matches!(sqlstate(error).as_deref(), Some("26000" | "0A000"));
+        }
         result
     }
 
@@ -136,11 +146,13 @@ impl Connection {
         self.in_doubt
     }
 
-    /// Begins a transaction with the settings that free the key when its owner is gone.
+    /// Begins a transaction with the settings that free the key when its owner is gone, in bounded
+    /// time.
     pub(crate) async fn begin(&mut self, database: &Database) -> Result<(), sqlx::Error> {
         let statement = database.begin_statement();
         // After an error in doubt, whatever it is: the first of the statements may have succeeded.
-        Manager::begin(self.start(), Some(statement)).await?;
+        let begun = tokio::time::timeout(BEGIN_TIMEOUT, Manager::begin(self.start(), Some(statement)));
+        begun.await.unwrap_or_else(|_| Err(timed_out("waiting for the beginning of a transaction")))?;
         self.done(Ok(()))
     }
 
@@ -203,6 +215,7 @@ impl Deref for Connection {
         match &self.inner {
             Inner::Pooled(connection) => connection,
             Inner::Given(transaction) => transaction,
+            Inner::Gone => unreachable!("BUG: a connection is used after it was dropped"),
         }
     }
 }
@@ -212,20 +225,27 @@ impl DerefMut for Connection {
         match &mut self.inner {
             Inner::Pooled(connection) => connection,
             Inner::Given(transaction) => transaction,
+            Inner::Gone => unreachable!("BUG: a connection is used after it was dropped"),
         }
     }
 }
 
 impl Drop for Connection {
+    /// A transaction that is open is undone on a task, for a bounded time as everywhere. The pool
+    /// alone would wait for the end of a statement that nobody waits for any more, and the key
+    /// would stay taken until then.
     fn drop(&mut self) {
-        if let Inner::Pooled(connection) = &mut self.inner {
-            if self.in_doubt {
-                connection.close_on_drop();
-            } else {
-                while Manager::get_transaction_depth(connection) > 0 {
-                    Manager::start_rollback(connection);
-                }
-            }
+        let Inner::Pooled(mut connection) = std::mem::replace(&mut self.inner, Inner::Gone) else { return };
+        if self.in_doubt || self.is_stale {
+            connection.close_on_drop();
+        } else if Manager::get_transaction_depth(&connection) > 0
+            && let Ok(runtime) = Handle::try_current()
+        {
+            // In doubt until it is undone: a task that never runs closes the connection.
+            let inner = Inner::Pooled(connection);
+            let permit = self.permit.take();
+            let open = Self { inner, in_doubt: true, is_stale: false, permit };
+            runtime.spawn(async move { drop(open.rollback().await) });
         }
     }
 }
@@ -241,6 +261,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(65);
 /// A backend that runs a statement or waits for a lock does not notice that its client is gone,
 /// unless it looks. Two seconds bound the time for which such a key stays taken.
 const LIVENESS_INTERVAL: Duration = Duration::from_secs(2);
+
+/// A BEGIN takes microseconds, unless the network swallows packets.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A ROLLBACK takes microseconds, unless a statement that nobody waits for any more is running.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(1);

@@ -140,8 +140,75 @@ pub(crate) fn commit_was_refused(error: &sqlx::Error) -> bool {
     })
 }
 
+/// Whether an error of COMMIT is about what was to be committed, and not about the way to the
+/// server or its health. A proxy may answer with a code of its own, or with none.
+pub(crate) fn commit_was_answered(error: &sqlx::Error) -> bool {
+    sqlstate(error).is_some_and(|code| {
+        let class = code.get(..2).unwrap_or("XX");
+        !matches!(class, "08" | "57" | "58" | "XX") && code != "40003"
+    })
+}
+
 /// Whether a conflict with another transaction ended this one, so that running it again can help:
 /// a serialization failure or a deadlock.
 pub(crate) fn is_conflict(error: &sqlx::Error) -> bool {
     matches!(sqlstate(error).as_deref(), Some("40001" | "40P01"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use sqlx::error::{DatabaseError, ErrorKind};
+
+    use super::*;
+
+    /// A server's or a proxy's answer.
+    #[derive(Debug)]
+    struct Answer(&'static str);
+
+    impl fmt::Display for Answer {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl StdError for Answer {}
+
+    impl DatabaseError for Answer {
+        fn message(&self) -> &str {
+            self.0
+        }
+
+        fn code(&self) -> Option<Cow<'_, str>> {
+            Some(self.0.into())
+        }
+
+        fn as_error(&self) -> &(dyn StdError + Send + Sync + 'static) {
+            self
+        }
+
+        fn as_error_mut(&mut self) -> &mut (dyn StdError + Send + Sync + 'static) {
+            self
+        }
+
+        fn into_error(self: Box<Self>) -> Box<dyn StdError + Send + Sync + 'static> {
+            self
+        }
+
+        fn kind(&self) -> ErrorKind {
+            ErrorKind::Other
+        }
+    }
+
+    #[test]
+    fn a_commit_is_answered_only_by_a_code_that_is_about_it() {
+        let answered = |code| commit_was_answered(&sqlx::Error::Database(Box::new(Answer(code))));
+        for code in ["23503", "P0001", "22012"] {
+            assert!(answered(code), "{code}");
+        }
+        for code in ["08P01", "40003", "57P01", "58000", "XX000", "", "4", "4\u{e9}"] {
+            assert!(!answered(code), "{code:?}");
+        }
+    }
 }

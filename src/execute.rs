@@ -20,7 +20,7 @@ use crate::buffer::RequestBody;
 use crate::claim::{self, Claim, claim};
 use crate::connection::Connection;
 use crate::detach::Detach;
-use crate::error::{claim_failed, commit_was_refused, refusal, sqlstate, timed_out};
+use crate::error::{claim_failed, commit_was_answered, commit_was_refused, refusal, sqlstate, timed_out};
 use crate::idempotency::Idempotency;
 use crate::layer::Config;
 use crate::rejection::RejectionKind;
@@ -255,24 +255,21 @@ async fn commit(mut connection: Connection, hooks: Hooks) -> Result<(), Rejectio
         }
         Ok(Err(error)) => {
             tracing::error!(error = &error as &dyn std::error::Error, "COMMIT failed");
-            Err(if commit_was_refused(&error) {
+            Err(if commit_was_refused(&error) || commit_was_answered(&error) {
                 RejectionKind::CommitRefused
             } else {
-                RejectionKind::OutcomeUnknown
+                RejectionKind::CommitUnanswered
             })
         }
-        Err(_) => Err(RejectionKind::OutcomeUnknown),
+        Err(_) => Err(RejectionKind::CommitUnanswered),
     }
 }
 
-/// Runs what waited for the commit, on a task of its own.
+/// Runs what waited for the commit, each on a task of its own: one that panics or hangs keeps no
+/// other from running.
 pub(crate) fn after_commit(hooks: Hooks) {
-    if !hooks.is_empty() {
-        tokio::spawn(async move {
-            for hook in hooks {
-                hook.await;
-            }
-        });
+    for hook in hooks {
+        tokio::spawn(hook);
     }
 }
 

@@ -11,7 +11,7 @@ use sqlx::postgres::types::PgInterval;
 use crate::buffer::{Buffered, buffer};
 use crate::claim::{self, Record};
 use crate::connection::{Connection, Database};
-use crate::error::{commit_was_refused, is_conflict, refusal, sqlstate, timed_out};
+use crate::error::{commit_was_answered, commit_was_refused, is_conflict, refusal, sqlstate, timed_out};
 use crate::execute::after_commit;
 use crate::record::{HeaderRules, Resource, Stored};
 use crate::recover::{Recovered, recover};
@@ -154,7 +154,7 @@ pub(crate) async fn commit(
         error = &error as &dyn std::error::Error,
         "COMMIT went unanswered; finding out what became of it"
     );
-    let answered = sqlstate(&error).is_some_and(|code| !["08", "57", "58", "XX"].contains(&&code[..2]));
+    let answered = commit_was_answered(&error);
     let place = connection.close();
     let recovered = recover(database, request).await;
     drop(place);

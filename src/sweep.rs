@@ -6,7 +6,7 @@ use sqlx::Row as _;
 use sqlx::postgres::PgPool;
 
 use crate::connection::{Connection, Database};
-use crate::error::{Error, sqlstate};
+use crate::error::{Error, sqlstate, timed_out};
 
 /// Deletes expired records, and turns those under a tombstone into one. Forgets the messages of an
 /// [`Inbox`](crate::Inbox) whose retention is over.
@@ -107,7 +107,9 @@ impl Sweeper {
     ///
     /// Dropping the future loses at most this batch.
     pub async fn sweep_once(&self) -> Result<Swept, Error> {
-        self.batch_of().await.map_err(|error| Error::database("sweeping expired records", error))
+        let batch = tokio::time::timeout(BATCH_TIMEOUT, self.batch_of());
+        let swept = batch.await.unwrap_or_else(|_| Err(timed_out("waiting for the end of a batch")));
+        swept.map_err(|error| Error::database("sweeping expired records", error))
     }
 
     async fn batch_of(&self) -> Result<Swept, sqlx::Error> {
@@ -177,3 +179,7 @@ impl Sweeper {
 
 const BATCH: u32 = 1_000;
 const INTERVAL: Duration = Duration::from_secs(60);
+
+/// A batch takes some milliseconds, unless somebody has locked the table, or the network swallows
+/// packets; a stop waits for it.
+const BATCH_TIMEOUT: Duration = Duration::from_secs(60);

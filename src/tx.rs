@@ -263,6 +263,7 @@ impl TxHandle {
 
 /// On a task: nobody can drop this halfway.
 async fn begin(slot: Arc<Slot>, database: Database, capacity: Capacity) -> Result<(), RejectionKind> {
+    let beginning = Beginning(slot);
     let begun = async {
         let permit = capacity.enter().await?;
         let begun = async {
@@ -275,22 +276,31 @@ async fn begin(slot: Arc<Slot>, database: Database, capacity: Capacity) -> Resul
         })
     }
     .await;
-    let mut inner = slot.lock();
-    let (state, result) = match begun {
-        Ok(connection) => (State::Home(connection), Ok(())),
-        Err(kind) => (State::Unbegun, Err(kind)),
-    };
-    // Settled meanwhile: the transaction is not wanted any more.
-    let unwanted = if matches!(inner.state, State::Beginning) {
-        inner.state = state;
-        None
+    let connection = begun?;
+    let mut inner = beginning.0.lock();
+    if matches!(inner.state, State::Beginning) {
+        inner.state = State::Home(connection);
     } else {
-        Some(state)
-    };
-    drop(inner);
-    drop(unwanted);
-    slot.begun.notify_waiters();
-    result
+        // Settled meanwhile: the transaction is not wanted any more.
+        drop(inner);
+        drop(connection);
+    }
+    Ok(())
+}
+
+/// Tells those who wait that it is over. It has not begun unless it was said, also after a panic: in
+/// a callback of the pool, for example.
+struct Beginning(Arc<Slot>);
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        let mut inner = self.0.lock();
+        if matches!(inner.state, State::Beginning) {
+            inner.state = State::Unbegun;
+        }
+        drop(inner);
+        self.0.begun.notify_waiters();
+    }
 }
 
 enum Next {

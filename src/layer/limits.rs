@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::IdempotencyLayer;
+use super::{Config, IdempotencyLayer};
 use crate::in_flight::Capacity;
 use crate::retention::Retention;
 
@@ -33,7 +33,7 @@ impl IdempotencyLayer {
     pub fn execution_timeout(self, duration: Duration) -> Self {
         self.set(|config| {
             config.execution_timeout = duration;
-            config.database.idle_timeout = duration.saturating_add(Duration::from_secs(5));
+            config.set_idle_timeout();
         })
     }
 
@@ -86,7 +86,10 @@ impl IdempotencyLayer {
     /// For how long a response's body is collected, while the transaction is open. A slower one is
     /// sent, but not stored. Defaults to 5 seconds.
     pub fn response_timeout(self, duration: Duration) -> Self {
-        self.set(|config| config.responses.time = duration)
+        self.set(|config| {
+            config.responses.time = duration;
+            config.set_idle_timeout();
+        })
     }
 
     /// How often a running statement looks whether its service is still there. Defaults to 2
@@ -104,6 +107,17 @@ impl IdempotencyLayer {
         self.set(|config| config.database.named_statements = false)
     }
 }
+
+impl Config {
+    /// The transaction may be idle from its first statement to the last frame of the response.
+    fn set_idle_timeout(&mut self) {
+        let body = self.responses.time.max(SHORTEST_MARGIN);
+        self.database.idle_timeout = self.execution_timeout.saturating_add(body);
+    }
+}
+
+/// For the record to be written.
+const SHORTEST_MARGIN: Duration = Duration::from_secs(5);
 
 /// As in the schema's `record_body_length`.
 const LARGEST_RESPONSE: usize = 64 << 20;

@@ -67,6 +67,8 @@ pub enum RejectionKind {
     CommitRefused,
     /// COMMIT went unanswered, and its outcome could not be learned in time.
     OutcomeUnknown,
+    /// COMMIT went unanswered, and the request had no key by which to find out.
+    CommitUnanswered,
 }
 
 /// What the client may do after a [`Rejection`](crate::Rejection).
@@ -168,6 +170,9 @@ impl RejectionKind {
             Self::OutcomeUnknown => Line(503, SameKey, "outcome-unknown", "Outcome unknown",
                 "The operation may or may not have taken effect. Wait, then send the request again with the same \
                  key: it is executed at most once."),
+            Self::CommitUnanswered => Line(500, Never, "commit-unanswered", "Outcome unknown",
+                "The operation may or may not have taken effect, and had no key that could tell. Look at the \
+                 resource itself before you try anything else."),
         }
     }
 
@@ -214,7 +219,7 @@ impl RejectionKind {
 mod tests {
     use super::*;
 
-    const ALL: [RejectionKind; 28] = [
+    const ALL: [RejectionKind; 29] = [
         RejectionKind::LayerTwice,
         RejectionKind::DeliveryUnverified,
         RejectionKind::DeliveryUnidentified,
@@ -243,6 +248,7 @@ mod tests {
         RejectionKind::ResponseUnstorable,
         RejectionKind::CommitRefused,
         RejectionKind::OutcomeUnknown,
+        RejectionKind::CommitUnanswered,
     ];
 
     #[test]

@@ -43,6 +43,11 @@ pub(crate) async fn fail(
         }
     };
     let stored = Stored::new(parts.status, &parts.headers, &rules.headers, Some(bytes.clone()), resource);
+    if stored.body.is_none() && stored.resource.is_none() {
+        // More headers than can be kept: the same.
+        connection.rollback().await;
+        return Settled::Answer(Response::from_parts(parts, Body::from(bytes)), Outcome::Released);
+    }
     let failed = Settled::Answer(Response::from_parts(parts, Body::from(bytes)), Outcome::Failed);
     let connection = match connection.rollback().await {
         Some(connection) => Ok(connection),

@@ -5,15 +5,15 @@
 select
   found.record is not null as present,
   coalesce(
-    has_schema_privilege(found.schema, 'usage')
-    and has_table_privilege(found.record, 'select')
-    and has_table_privilege(found.record, 'insert')
-    and has_table_privilege(found.record, 'update')
-    and has_table_privilege(found.record, 'delete'),
+    pg_catalog.has_schema_privilege(found.schema, 'usage')
+    and pg_catalog.has_table_privilege(found.record, 'select')
+    and pg_catalog.has_table_privilege(found.record, 'insert')
+    and pg_catalog.has_table_privilege(found.record, 'update')
+    and pg_catalog.has_table_privilege(found.record, 'delete'),
     false
   ) as allowed,
-  pg_is_in_recovery() as standby,
-  current_setting('server_version_num')::integer as version
+  pg_catalog.pg_is_in_recovery() as standby,
+  pg_catalog.current_setting('server_version_num')::integer as version
 from (values (1)) always
 left join (
   select c.oid as record, n.oid as schema

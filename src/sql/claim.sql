@@ -6,7 +6,7 @@
 -- for the uncommitted row. `do nothing`, not `do update .. where`: the latter locks the row also
 -- when it changes nothing, and costs a transaction id and WAL for each replay.
 insert into idempotency.record (tenant_id, operation, idempotency_key, claim_id, fingerprint, state, expires_at)
-select $1, $2, $3, $4, $5, 'pending', clock_timestamp() + $7::interval
-where pg_try_advisory_xact_lock($6)
+select $1, $2, $3, $4, $5, 'pending', pg_catalog.clock_timestamp() + $7::interval
+where pg_catalog.pg_try_advisory_xact_lock($6)
 on conflict (tenant_id, operation, idempotency_key) do nothing
 returning attempt

@@ -6,13 +6,14 @@
 insert into idempotency.record as r
   (tenant_id, operation, idempotency_key, claim_id, fingerprint, state,
    status, headers, body, resource_type, resource_id, expires_at)
-select $1, $2, $3, $4, $5, 'failed', $7, $8, $9, $10, $11, clock_timestamp() + $12::interval
-where pg_try_advisory_xact_lock($6)
+select $1, $2, $3, $4, $5, 'failed', $7, $8, $9, $10, $11, pg_catalog.clock_timestamp() + $12::interval
+where pg_catalog.pg_try_advisory_xact_lock($6)
 on conflict (tenant_id, operation, idempotency_key) do update set
   claim_id = excluded.claim_id, fingerprint = excluded.fingerprint, state = 'failed', attempt = 1,
   status = excluded.status, headers = excluded.headers, body = excluded.body,
   resource_type = excluded.resource_type, resource_id = excluded.resource_id,
   created_at = excluded.created_at, lease_until = null, expires_at = excluded.expires_at, tombstone = null
 where r.state <> 'pending'
-  and r.expires_at + case when r.state = 'completed' then coalesce(r.tombstone, '0') else '0' end <= now()
+  and r.expires_at + case when r.state = 'completed' then coalesce(r.tombstone, '0') else '0' end
+    <= pg_catalog.now()
 returning r.attempt

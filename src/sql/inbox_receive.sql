@@ -4,6 +4,6 @@
 --
 -- While another transaction has it and is open, this waits; if that one is rolled back, this has it.
 insert into idempotency.inbox (subscriber, message_id, receipt, expires_at)
-values ($1, $2, $3, clock_timestamp() + $4::interval)
+values ($1, $2, $3, pg_catalog.clock_timestamp() + $4::interval)
 on conflict (subscriber, message_id) do nothing
 returning receipt

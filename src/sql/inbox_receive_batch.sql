@@ -3,8 +3,8 @@
 --
 -- $1 subscriber  $2 message ids  $3 receipt  $4 retention
 insert into idempotency.inbox (subscriber, message_id, receipt, expires_at)
-select $1, m.id, $3, clock_timestamp() + $4::interval
-from unnest($2::text[]) as m (id)
+select $1, m.id, $3, pg_catalog.clock_timestamp() + $4::interval
+from pg_catalog.unnest($2::text[]) as m (id)
 order by m.id collate "C"
 on conflict (subscriber, message_id) do nothing
 returning message_id

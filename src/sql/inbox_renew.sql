@@ -7,12 +7,12 @@
 with due as materialized (
   select i.message_id
   from idempotency.inbox i
-  where i.subscriber = $1 and i.message_id = any ($2) and i.expires_at <= now()
+  where i.subscriber = $1 and i.message_id = any ($2) and i.expires_at <= pg_catalog.now()
   order by i.message_id
   for update
 ), renewed as (
   update idempotency.inbox i set
-    receipt = $3, received_at = clock_timestamp(), expires_at = clock_timestamp() + $4::interval
+    receipt = $3, received_at = pg_catalog.clock_timestamp(), expires_at = pg_catalog.clock_timestamp() + $4::interval
   from due
   where i.subscriber = $1 and i.message_id = due.message_id
   returning i.message_id
@@ -20,4 +20,4 @@ with due as materialized (
 select message_id, true as is_renewed from renewed
 union all
 select message_id, false from idempotency.inbox
-where subscriber = $1 and message_id = any ($2) and expires_at > now()
+where subscriber = $1 and message_id = any ($2) and expires_at > pg_catalog.now()

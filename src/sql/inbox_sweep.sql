@@ -3,7 +3,7 @@
 -- $1 rows at most
 with due as materialized (
   select subscriber, message_id from idempotency.inbox
-  where expires_at <= now()
+  where expires_at <= pg_catalog.now()
   order by expires_at
   limit $1
   for update skip locked
@@ -13,4 +13,4 @@ with due as materialized (
   where i.subscriber = d.subscriber and i.message_id = d.message_id
   returning 1
 )
-select count(*) as deleted from gone
+select pg_catalog.count(*) as deleted from gone

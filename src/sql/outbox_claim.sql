@@ -10,13 +10,13 @@
 -- look has not been seen, whenever it commits.
 with fresh as materialized (
   select ctid as at, aggregatetype, aggregateid from idempotency.outbox_lane
-  where head is null and ready_at <= now()
+  where head is null and ready_at <= pg_catalog.now()
   order by ready_at
   limit $3
   for update skip locked
 ), retry as materialized (
   select ctid as at, aggregatetype, aggregateid from idempotency.outbox_lane
-  where head is not null and ready_at <= now()
+  where head is not null and ready_at <= pg_catalog.now()
   order by ready_at
   limit $4
   for update skip locked
@@ -24,13 +24,13 @@ with fresh as materialized (
   (select * from retry union all select * from fresh) limit $3
 ), claimed as (
   -- By their place, which is the same under every plan. One that has moved is claimed another time.
-  update idempotency.outbox_lane l set owner = $1, ready_at = clock_timestamp() + $2::interval, dirty = false
+  update idempotency.outbox_lane l set owner = $1, ready_at = pg_catalog.clock_timestamp() + $2::interval, dirty = false
   where l.ctid = any (array(select at from ready))
   returning l.aggregatetype, l.aggregateid, l.head, l.attempts, l.failures
 ), look as materialized (
   -- One look at a time; who comes second has nothing to add. The lock costs no transaction id.
-  select snapshot, pg_snapshot_xmax(snapshot)::text::bigint as xmax from idempotency.outbox_look
-  where pg_try_advisory_xact_lock(7309940819317977704)
+  select snapshot, pg_catalog.pg_snapshot_xmax(snapshot)::text::bigint as xmax from idempotency.outbox_look
+  where pg_catalog.pg_try_advisory_xact_lock(7309940819317977704)
 ), bound as materialized (
   -- The first transaction that is left for another look, where there are too many.
   select coalesce(
@@ -40,31 +40,31 @@ with fresh as materialized (
       order by xact
       offset $5 limit 1
     ),
-    pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+    pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint
   ) as xmax
 ), unseen as materialized (
-  select aggregatetype, aggregateid, min(seq) as seq, min(created_at) as since
+  select aggregatetype, aggregateid, pg_catalog.min(seq) as seq, pg_catalog.min(created_at) as since
   from (
     select aggregatetype, aggregateid, seq, created_at from idempotency.outbox
     where xact >= (select xmax from look) and xact < (select xmax from bound)
     union all
     -- Of transactions that were running then.
     select aggregatetype, aggregateid, seq, created_at from idempotency.outbox
-    where xact = any (array(select pg_snapshot_xip(snapshot)::text::bigint from look))
+    where xact = any (array(select pg_catalog.pg_snapshot_xip(snapshot)::text::bigint from look))
   ) o
   group by aggregatetype, aggregateid
 ), looked as (
   -- What is running now, and what is left, has not been seen.
   update idempotency.outbox_look set snapshot = (
-    select concat_ws(':', least(min(x.xact), b.xmax), b.xmax, coalesce(string_agg(x.xact::text, ',' order by x.xact), ''))
+    select pg_catalog.concat_ws(':', least(pg_catalog.min(x.xact), b.xmax), b.xmax, coalesce(pg_catalog.string_agg(x.xact::text, ',' order by x.xact), ''))
     from bound b
-    left join (select pg_snapshot_xip(pg_current_snapshot())::text::bigint as xact) x on x.xact < b.xmax
+    left join (select pg_catalog.pg_snapshot_xip(pg_catalog.pg_current_snapshot())::text::bigint as xact) x on x.xact < b.xmax
     group by b.xmax
   )::pg_snapshot
   where exists (select from unseen)
 ), found as materialized (
   -- Without lanes that nobody holds: who claims one reads its events later, and sees these.
-  select u.aggregatetype, u.aggregateid, u.since, row_number() over (order by u.seq) as place
+  select u.aggregatetype, u.aggregateid, u.since, pg_catalog.row_number() over (order by u.seq) as place
   from unseen u
   where not coalesce(
     (
@@ -81,8 +81,8 @@ with fresh as materialized (
   select
     f.aggregatetype, f.aggregateid,
     case when f.place <= free.lanes then $1 end,
-    case when f.place <= free.lanes then clock_timestamp() + $2::interval else least(f.since, now()) end
-  from found f, (select $3 - count(*) as lanes from ready) free
+    case when f.place <= free.lanes then pg_catalog.clock_timestamp() + $2::interval else least(f.since, pg_catalog.now()) end
+  from found f, (select $3 - pg_catalog.count(*) as lanes from ready) free
   order by f.aggregatetype, f.aggregateid
   on conflict (aggregatetype, aggregateid) do update set dirty = true
   returning l.aggregatetype, l.aggregateid, l.owner

@@ -8,7 +8,7 @@
 insert into idempotency.outbox (id, aggregatetype, aggregateid, type, payload, encoding, headers)
 select
   e.id, e.aggregatetype, e.aggregateid, e.type,
-  coalesce(e.json::jsonb, to_jsonb(translate(encode(e.bytes, 'base64'), e'\n', ''))),
+  coalesce(e.json::jsonb, pg_catalog.to_jsonb(pg_catalog.translate(pg_catalog.encode(e.bytes, 'base64'), e'\n', ''))),
   case when e.bytes is not null then 'base64' end,
   e.headers::jsonb
 from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[])

@@ -8,14 +8,14 @@
 -- up to $3.
 select
   o.lane, o.id, o.aggregatetype, o.aggregateid, o.type, o.encoding is not null as is_bytes,
-  case when o.encoding is null then convert_to(o.payload::text, 'UTF8') else decode(o.payload #>> '{}', 'base64') end
+  case when o.encoding is null then pg_catalog.convert_to(o.payload::text, 'UTF8') else pg_catalog.decode(o.payload #>> '{}', 'base64') end
     as payload,
   o.headers::text as headers, o.found
 from (
-  select e.*, c.lane, sum(pg_column_size(e.payload)) over (order by e.place, c.lane) as bytes
+  select e.*, c.lane, pg_catalog.sum(pg_catalog.pg_column_size(e.payload)) over (order by e.place, c.lane) as bytes
   from unnest($1::text[], $2::text[]) with ordinality as c (aggregatetype, aggregateid, lane)
   cross join lateral (
-    select w.*, row_number() over (order by w.seq) as place, count(*) over () as found
+    select w.*, pg_catalog.row_number() over (order by w.seq) as place, pg_catalog.count(*) over () as found
     from (
       -- A range, where an equality would do: with that the planner may sort a lane of a million
       -- events to find its first.

@@ -13,7 +13,7 @@ with lane as materialized (
     for update
   ) l
 )
-update idempotency.outbox_lane l set ready_at = clock_timestamp() + $4::interval
+update idempotency.outbox_lane l set ready_at = pg_catalog.clock_timestamp() + $4::interval
 from lane
 where l.aggregatetype = lane.aggregatetype and l.aggregateid = lane.aggregateid
 returning l.aggregatetype, l.aggregateid, l.owner

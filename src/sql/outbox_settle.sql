@@ -40,7 +40,7 @@ with lane as materialized (
     aggregatetype = excluded.aggregatetype, aggregateid = excluded.aggregateid, type = excluded.type,
     payload = excluded.payload, encoding = excluded.encoding, headers = excluded.headers,
     created_at = excluded.created_at, attempts = excluded.attempts, error = excluded.error,
-    died_at = clock_timestamp()
+    died_at = pg_catalog.clock_timestamp()
 ), over as (
   delete from idempotency.outbox_lane l
   using lane
@@ -49,7 +49,7 @@ with lane as materialized (
 ), kept as (
   update idempotency.outbox_lane l set
     owner = null, dirty = false,
-    ready_at = clock_timestamp() + coalesce(lane.backoff, 0) * interval '1 second',
+    ready_at = pg_catalog.clock_timestamp() + coalesce(lane.backoff, 0) * interval '1 second',
     head = lane.failed, attempts = coalesce(lane.attempts, 0), failures = coalesce(lane.failures, 0),
     last_error = case when lane.failed is not null then coalesce(lane.error, l.last_error) end
   from (
@@ -65,4 +65,4 @@ with lane as materialized (
   where l.aggregatetype = lane.aggregatetype and l.aggregateid = lane.aggregateid
 )
 -- Lanes that are ready at once.
-select count(*) filter (where (is_dead or head is null) and (dirty or not is_done)) as ready from lane
+select pg_catalog.count(*) filter (where (is_dead or head is null) and (dirty or not is_done)) as ready from lane

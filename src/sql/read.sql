@@ -6,12 +6,12 @@
 select
   claim_id, fingerprint, status, headers, body, resource_type, resource_id,
   case
-    when state = 'pending' and lease_until > now()                then 'in flight'
-    when state = 'pending' and expires_at <= now()                then 'forgotten'
-    when state = 'pending' and lease_until is null                then 'broken'  -- its transaction was ended by hand
-    when state = 'pending'                                        then 'lapsed'
-    when expires_at > now()                                       then state
-    when state = 'completed' and expires_at + tombstone > now()   then 'tombstone'
+    when state = 'pending' and lease_until > pg_catalog.now()              then 'in flight'
+    when state = 'pending' and expires_at <= pg_catalog.now()              then 'forgotten'
+    when state = 'pending' and lease_until is null                         then 'broken'  -- its transaction was ended by hand
+    when state = 'pending'                                                 then 'lapsed'
+    when expires_at > pg_catalog.now()                                     then state
+    when state = 'completed' and expires_at + tombstone > pg_catalog.now() then 'tombstone'
     else 'forgotten'
   end as verdict
 from idempotency.record

@@ -1,7 +1,7 @@
 -- The schema, before anything is in it. Twenty processes may do this at once.
 do $$
 begin
-  if to_regnamespace('idempotency') is null then
+  if pg_catalog.to_regnamespace('idempotency') is null then
     create schema idempotency;
   end if;
 exception

@@ -10,10 +10,11 @@
 update idempotency.record set
   state = $5, status = $6, headers = $7, body = $8, resource_type = $9, resource_id = $10,
   expires_at = case
-    when clock_timestamp() - now() < least(interval '1 second', $11::interval / 100) then expires_at
-    else clock_timestamp() + $11::interval
+    when pg_catalog.clock_timestamp() - pg_catalog.now() < least(interval '1 second', $11::interval / 100)
+      then expires_at
+    else pg_catalog.clock_timestamp() + $11::interval
   end,
   tombstone = $12::interval
 where tenant_id = $1 and operation = $2 and idempotency_key = $3
   and claim_id = $4 and state = 'pending' and lease_until is null
-  and xmin = pg_current_xact_id()::xid
+  and xmin = pg_catalog.pg_current_xact_id()::pg_catalog.xid

@@ -7,9 +7,10 @@
 -- than its limit under a bad one. `skip locked`: sweepers on other replicas take other rows.
 with due as materialized (
   select tenant_id, operation, idempotency_key,
-         state = 'completed' and expires_at + coalesce(tombstone, '0') > now() as refuse
+         state = 'completed' and expires_at + coalesce(tombstone, '0') > pg_catalog.now() as refuse
   from idempotency.record
-  where expires_at <= now() and (state <> 'pending' or coalesce(lease_until, expires_at) <= now())
+  where expires_at <= pg_catalog.now()
+    and (state <> 'pending' or coalesce(lease_until, expires_at) <= pg_catalog.now())
   order by expires_at
   limit $1
   for update skip locked
@@ -28,4 +29,4 @@ with due as materialized (
     and r.tenant_id = d.tenant_id and r.operation = d.operation and r.idempotency_key = d.idempotency_key
   returning 1
 )
-select (select count(*) from gone) as deleted, (select count(*) from stone) as tombstoned
+select (select pg_catalog.count(*) from gone) as deleted, (select pg_catalog.count(*) from stone) as tombstoned

@@ -93,3 +93,22 @@ async fn a_hook_runs_after_a_commit_that_went_unanswered() {
     assert_eq!(service.post("/").key("k").body("201").send().await.status, 201);
     assert_eq!(next(&mut told).await, Some(1));
 }
+
+#[tokio::test]
+async fn a_hook_that_panics_or_hangs_keeps_no_other_from_running() {
+    let db = database().await;
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let handler = async move |tx: Tx| {
+        tx.after_commit(async { panic!("a hook of the test") });
+        tx.after_commit(std::future::pending());
+        let tell = tell.clone();
+        tx.after_commit(async move { tell.send(()).unwrap() });
+        StatusCode::CREATED
+    };
+    let idempotent = layer(&db);
+    let service = serve(Router::new().route("/", post(handler).route_layer(idempotent.clone()))).await;
+    assert_eq!(service.post("/").key("k").send().await.status, 201);
+    idempotent.drain().await;
+    let heard = tokio::time::timeout(std::time::Duration::from_secs(10), told.recv()).await;
+    assert_eq!(heard.expect("it did not run"), Some(()));
+}

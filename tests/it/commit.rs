@@ -209,3 +209,39 @@ async fn a_lost_commit_is_settled_with_a_pool_of_one() {
     service.post("/").key("k").send().await.replays(&first);
     is_sound(&db, &pool).await;
 }
+
+#[tokio::test]
+async fn a_commit_that_goes_unanswered_without_a_key_does_not_promise_that_a_retry_is_safe() {
+    let db = database().await;
+    let cut = std::sync::atomic::AtomicBool::new(false);
+    let proxy = Proxy::to(&db, move |message| {
+        let first = message.is_query("COMMIT") && !cut.swap(true, Ordering::SeqCst);
+        if first { Fate::Unanswered } else { Fate::Forward }
+    });
+    let pool = proxy.pool(3).await;
+    let handler = async |mut tx: Tx| {
+        effect(&mut tx, "paid").await.unwrap();
+        StatusCode::CREATED
+    };
+    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&pool).optional()))).await;
+    let answer = service.post("/").send().await;
+    assert_eq!(answer.json()["retry"], "never", "{answer:?}");
+    assert_eq!(answer.header("retry-after"), None);
+    assert_eq!(effects(&db, "paid").await, 1);
+}
+
+/// The server has said that nothing was committed: a retry doubles nothing.
+#[tokio::test]
+async fn an_error_in_commit_without_a_key_is_a_refusal_too() {
+    let db = database().await;
+    in_commit(&db, "raise exception 'no'").await;
+    let handler = async |mut tx: Tx| {
+        effect(&mut tx, "paid").await.unwrap();
+        StatusCode::CREATED
+    };
+    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db).optional()))).await;
+    service.post("/").send().await.is_rejected(500, "commit-refused");
+    nothing_is_kept(&db).await;
+    assert_eq!(service.post("/").send().await.status, 201);
+    is_sound(&db, &db).await;
+}

@@ -27,8 +27,9 @@ async fn sending(
     (serve(Router::new().route("/", post(handler).route_layer(layer))).await, runs)
 }
 
-const COMMITS: [&str; 4] = [
+const COMMITS: [&str; 5] = [
     "commit",
+    "commit and chain",
     "commit; begin",
     "commit; insert into effect (name) values ('alone')",
     "commit; begin; insert into effect (name) values ('undone')",
@@ -82,7 +83,9 @@ async fn a_commit_by_hand_before_a_fault_is_not_doubled_by_the_retry() {
 
 #[tokio::test]
 async fn a_rollback_by_hand_is_a_500_and_nothing_is_kept() {
-    for statement in ["rollback", "rollback; begin; insert into effect (name) values ('undone')"] {
+    for statement in
+        ["rollback", "rollback and chain", "rollback; begin; insert into effect (name) values ('undone')"]
+    {
         let db = database().await;
         let (service, runs) = sending(layer(&db), statement, (StatusCode::OK, Settlement::Complete)).await;
         service.post("/").key("k").send().await.is_rejected(500, "transaction-ended");

@@ -27,6 +27,8 @@ async fn the_transaction_frees_the_key_when_its_owner_is_gone_and_the_pool_keeps
     let routes = [
         ("/default", layer(&pool), "read committed 65s 2s"),
         ("/longer", layer(&pool).execution_timeout(10 * minute), "read committed 605s 2s"),
+        ("/slow", layer(&pool).response_timeout(minute), "read committed 2min 2s"),
+        ("/little", layer(&pool).liveness_interval(Duration::from_nanos(1)), "read committed 65s 1ms"),
         ("/own", layer(&pool).liveness_interval(Duration::ZERO), "read committed 65s 0"),
         ("/rarely", layer(&pool).liveness_interval(minute), "read committed 65s 1min"),
         ("/late", layer(&pool).optional(), "read committed 65s 2s"),
@@ -111,4 +113,23 @@ async fn unnamed_statements_do_the_same_without_leaving_a_name_on_the_connection
         assert_eq!(effects(&db, "paid").await, 2);
         assert_eq!(named(&pool).await == 0, unnamed);
     }
+}
+
+#[tokio::test]
+async fn durations_of_zero_do_not_hang() {
+    let db = database().await;
+    let zero = layer(&db)
+        .wait(Duration::ZERO)
+        .acquire_timeout(Duration::ZERO)
+        .response_timeout(Duration::ZERO)
+        .liveness_interval(Duration::ZERO)
+        .max_in_flight(0)
+        .max_reruns(0);
+    let handler = async |mut tx: Tx| {
+        effect(&mut tx, "paid").await.unwrap();
+        StatusCode::CREATED
+    };
+    let service = serve(Router::new().route("/", post(handler).route_layer(zero))).await;
+    let answer = tokio::time::timeout(Duration::from_secs(10), service.post("/").key("k").send()).await;
+    assert_eq!(effects(&db, "paid").await, i64::from(answer.expect("it hangs").status == 201));
 }

@@ -93,6 +93,25 @@ async fn every_statement_names_its_schema() {
     }
 }
 
+/// An application may have a `now()` of its own, for its tests, in a schema that it names first.
+#[test]
+fn every_function_of_a_statement_is_the_catalogs() {
+    // Of several arrays at once, `unnest` is grammar, too.
+    let grammar = ["array", "coalesce", "extract", "least", "unnest"];
+    for (name, sql) in statements() {
+        for line in lines(&sql) {
+            let mut before: Vec<_> = line.split('(').collect();
+            before.pop();
+            for call in before {
+                let call =
+                    call.rsplit(|c: char| !c.is_ascii_alphanumeric() && !"_.".contains(c)).next().unwrap();
+                let known = call.is_empty() || call.starts_with("pg_catalog.") || grammar.contains(&call);
+                assert!(known, "{name}: {call}");
+            }
+        }
+    }
+}
+
 #[test]
 fn every_statement_is_used() {
     let sources: String = files(&root().join("src"))

@@ -1,6 +1,7 @@
 //! Without a key, or on a method that the layer does not act on: the same handler, the same rules,
 //! and no record.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::http::StatusCode;
@@ -8,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
 use devpg::TestDb;
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgPool};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_idempotency::{RejectionKind, Settlement, Tx, TxHandle};
@@ -236,4 +238,30 @@ async fn a_tx_that_cannot_begin_is_a_503_in_bounded_time() {
     service.post("/").send().await.is_rejected(503, "database-unavailable");
     drop(taken);
     is_sound(&db, &pool).await;
+}
+
+#[tokio::test]
+async fn a_begin_that_panics_leaves_nobody_waiting() {
+    let db = database().await;
+    let broken = Arc::new(AtomicUsize::new(0));
+    let options = PgPoolOptions::new().max_connections(2).after_connect(move |_, _| {
+        let broken = broken.clone();
+        Box::pin(async move {
+            assert!(broken.fetch_add(1, Ordering::SeqCst) != 1, "a callback of the test");
+            Ok(())
+        })
+    });
+    let pool = db.pool_with(options).await;
+    let held = pool.acquire().await.unwrap();
+    let handler = async |Extension(handle): Extension<TxHandle>| {
+        let refused = handle.lend().await.unwrap_err();
+        assert_eq!(refused.kind(), RejectionKind::DatabaseUnavailable);
+        let mut tx = handle.lend().await.unwrap();
+        effect(&mut tx, "paid").await.unwrap();
+        StatusCode::CREATED
+    };
+    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&pool).optional()))).await;
+    let answer = tokio::time::timeout(std::time::Duration::from_secs(10), service.post("/").send()).await;
+    assert_eq!(answer.expect("it hangs").status, 201);
+    drop(held);
 }

@@ -47,6 +47,8 @@ pub(crate) enum Fate {
     Unanswered,
     /// The client loses its connection at once; the message reaches the server when this is told.
     Late(oneshot::Receiver<()>),
+    /// Nothing goes through any more, and the connection stays: a network that swallows packets.
+    Swallowed,
 }
 
 type Decide = dyn Fn(&Message) -> Fate + Send + Sync;
@@ -149,6 +151,7 @@ async fn requests(
                 server.write_all(&frame).await.ok()?;
             }
             Fate::Late(told) => return Some((frame, told)),
+            Fate::Swallowed => std::future::pending().await,
         }
     }
     None
