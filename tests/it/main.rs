@@ -33,6 +33,8 @@ mod migrate;
 mod operation;
 mod outbox;
 mod outbox_cdc;
+#[cfg(feature = "outbox-http")]
+mod outbox_http;
 mod plain_tower;
 mod rejections;
 mod relay;
