@@ -32,6 +32,8 @@
 
 mod event;
 mod publisher;
+#[cfg(feature = "outbox-http")]
+mod http;
 mod relay;
 mod run;
 mod worker;
@@ -52,6 +54,9 @@ use crate::error::Error;
 use crate::idempotency::Idempotency;
 use crate::tx::Tx;
 
+#[cfg(feature = "outbox-http")]
+#[cfg_attr(docsrs, doc(cfg(feature = "outbox-http")))]
+pub use self::http::HttpPublisher;
 pub use backoff::Backoff;
 pub use dead::{DeadLetter, DeadLetters};
 pub use event::{Event, Payload};

@@ -65,7 +65,7 @@ impl fmt::Debug for Secret {
 /// A secret, or another setting of a provider, that would not protect anything. It says what to do,
 /// and shows nothing of the secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConfigError(pub(super) &'static str);
+pub struct ConfigError(pub(crate) &'static str);
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -37,6 +37,8 @@ mod odd_responses;
 mod operation;
 mod outbox;
 mod outbox_cdc;
+#[cfg(feature = "outbox-http")]
+mod outbox_http;
 mod plain_tower;
 mod rejections;
 mod relay;

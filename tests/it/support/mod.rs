@@ -10,6 +10,8 @@ mod outer;
 mod pairs;
 mod logs;
 mod raw;
+#[cfg(feature = "webhook")]
+mod required;
 mod turnstile;
 mod log_text;
 mod pool;
@@ -32,6 +34,8 @@ pub(crate) use pairs::{Pairs, Sent};
 pub(crate) use pool::is_sound;
 pub(crate) use proxy::{Fate, Message, Proxy};
 pub(crate) use raw::{RawAnswer, post_raw};
+#[cfg(feature = "webhook")]
+pub(crate) use required::absent;
 pub(crate) use service::{Service, serve};
 pub(crate) use socket::Raw;
 pub(crate) use turnstile::{OnDrop, Runs, Turnstile, poll_once};
