@@ -139,6 +139,14 @@ async fn settle(
             connection.rollback().await;
             Settled::Answer(response, Outcome::Released)
         }
+        // What was written since then stands alone: another execution would double it.
+        Settlement::Rerun if connection.depth() == 0 => {
+            tracing::error!(
+                "the handler's transaction is over, and it is not run again: a nested `begin()` was dropped before it finished, and what was written after it may stand"
+            );
+            connection.rollback().await;
+            Settled::Refused(RejectionKind::TransactionEnded)
+        }
         Settlement::Rerun => Settled::Rerun(connection.rollback().await),
     }
 }

@@ -12,7 +12,7 @@ use sqlx::PgConnection;
 use tokio::sync::{Barrier, Mutex};
 use tower_idempotency::{Fingerprint, Idempotency, Settlement, Tx};
 
-use crate::support::{Runs, database, effect, effects, is_sound, layer, records, serve, states};
+use crate::support::{Runs, database, effect, effects, is_sound, layer, poll_once, records, serve, states};
 
 /// What one run has seen.
 #[derive(Debug, PartialEq)]
@@ -184,4 +184,25 @@ async fn a_conflict_in_commit_is_solved_by_running_the_handler_again() {
         sqlx::raw_sql("drop trigger in_commit on effect").execute(&*db).await.unwrap();
         is_sound(&db, &db).await;
     }
+}
+
+/// A repository that holds the connection is not stopped by the panic that a `Tx` has for it.
+#[tokio::test]
+async fn a_write_after_a_begin_that_was_dropped_midway_is_not_run_again() {
+    let db = database().await;
+    let runs = Runs::default();
+    let counted = runs.clone();
+    let handler = async move |mut tx: Tx| {
+        counted.next();
+        let connection: &mut PgConnection = &mut tx;
+        poll_once(sqlx::Connection::begin(connection)).await;
+        effect(connection, "alone").await.unwrap();
+        (Settlement::Rerun, "again")
+    };
+    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let answer = service.post("/").key("k").send().await;
+    answer.is_rejected(500, "transaction-ended");
+    assert_eq!(answer.json()["retry"], "never");
+    assert_eq!((runs.count(), effects(&db, "alone").await), (1, 1));
+    is_sound(&db, &db).await;
 }
