@@ -34,6 +34,8 @@ mod event;
 mod publisher;
 #[cfg(feature = "outbox-http")]
 mod http;
+#[cfg(feature = "outbox-nats")]
+mod nats;
 mod relay;
 mod run;
 mod worker;
@@ -60,6 +62,9 @@ pub use self::http::HttpPublisher;
 pub use backoff::Backoff;
 pub use dead::{DeadLetter, DeadLetters};
 pub use event::{Event, Payload};
+#[cfg(feature = "outbox-nats")]
+#[cfg_attr(docsrs, doc(cfg(feature = "outbox-nats")))]
+pub use nats::NatsPublisher;
 pub use publisher::{MemoryPublisher, PublishError, Publisher};
 pub use relay::{Relay, Relayed};
 

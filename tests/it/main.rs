@@ -39,6 +39,8 @@ mod outbox;
 mod outbox_cdc;
 #[cfg(feature = "outbox-http")]
 mod outbox_http;
+#[cfg(feature = "outbox-nats")]
+mod outbox_nats;
 mod plain_tower;
 mod rejections;
 mod relay;

@@ -9,8 +9,10 @@ mod log;
 mod outer;
 mod pairs;
 mod logs;
+#[cfg(feature = "outbox-nats")]
+pub(crate) mod nats;
 mod raw;
-#[cfg(feature = "webhook")]
+#[cfg(any(feature = "outbox-nats", feature = "webhook"))]
 mod required;
 mod turnstile;
 mod log_text;
@@ -34,7 +36,7 @@ pub(crate) use pairs::{Pairs, Sent};
 pub(crate) use pool::is_sound;
 pub(crate) use proxy::{Fate, Message, Proxy};
 pub(crate) use raw::{RawAnswer, post_raw};
-#[cfg(feature = "webhook")]
+#[cfg(any(feature = "outbox-nats", feature = "webhook"))]
 pub(crate) use required::absent;
 pub(crate) use service::{Service, serve};
 pub(crate) use socket::Raw;
