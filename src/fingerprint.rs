@@ -22,6 +22,8 @@ pub(crate) use digest::Digest;
 mod content_type;
 mod digest;
 mod form;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod json;
 mod multipart;
 mod pointer;

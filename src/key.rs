@@ -160,6 +160,15 @@ fn from_line(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Idempotenc
     IdempotencyKey::from_header(line.as_bytes()).map(Some).map_err(|_| RejectionKind::KeyMalformed)
 }
 
+#[cfg(fuzzing)]
+pub(crate) fn fuzz(line: &[u8]) {
+    if let Ok(key) = IdempotencyKey::from_header(line) {
+        let quoted = key.as_str().replace('\\', "\\\\").replace('"', "\\\"");
+        let again = IdempotencyKey::from_header(format!("\"{quoted}\"").as_bytes());
+        assert_eq!(again.as_ref(), Ok(&key), "another key with its quotes");
+    }
+}
+
 /// Room for every identifier that clients use (UUIDs, ULIDs, prefixed references), while tenant,
 /// operation and key together stay far below what a B-tree entry may hold.
 const MAX_LENGTH: usize = 255;

@@ -32,6 +32,9 @@ pub mod webhook;
 mod migrate;
 mod error;
 mod telemetry;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 
 /// Pages to read once.
 pub mod guide {

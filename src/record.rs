@@ -145,6 +145,16 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<HeaderMap> {
     Some(headers)
 }
 
+#[cfg(fuzzing)]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Some(headers) = decode(bytes) {
+        let lines: Vec<Line<'_>> = headers.iter().map(|(name, value)| (name, value.as_bytes())).collect();
+        if let Some(again) = encode(&lines) {
+            assert_eq!((again.len(), decode(&again)), (bytes.len(), Some(headers)));
+        }
+    }
+}
+
 /// Which of a response's headers are stored.
 #[derive(Clone, Default)]
 pub(crate) struct HeaderRules {
