@@ -5,7 +5,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, MatchedPath, OriginalUri};
@@ -19,13 +18,10 @@ use tower_service::Service;
 use tracing::{Instrument as _, Span};
 
 use crate::buffer::RequestBody;
-use crate::claim::{self, Claim, Record, claim};
-use crate::connection::Connection;
+use crate::claim::{self, Claim, Record};
 use crate::detach::Detach;
-use crate::error::claim_failed;
 use crate::execute::{Job, execute, unprotected};
 use crate::idempotency::Idempotency;
-use crate::in_flight::Visit;
 use crate::layer::Config;
 use crate::rejection::{Rejection, RejectionKind};
 use crate::replay::{Replay, replay, resolved};
@@ -193,70 +189,6 @@ impl Config {
         Ok((parts, bytes.clone(), RequestBody::Buffered { bytes, trailers }))
     }
 
-    /// Claims the key; waits for another's execution as long as configured, without a connection.
-    async fn claim(
-        self: &Arc<Self>,
-        visit: &Visit,
-        request: &claim::Request,
-    ) -> Result<Claim, RejectionKind> {
-        let deadline = tokio::time::Instant::now() + self.wait.min(LONGEST_WAIT);
-        let mut pause = FIRST_PAUSE;
-        // Of a storm of duplicates that can wait only one asks the database, for all.
-        let mut turn = if self.wait.is_zero() { None } else { visit.first_turn() };
-        let mut claim = if self.wait.is_zero() || turn.is_some() {
-            self.try_claim(visit, request).await?
-        } else {
-            Claim::InFlight
-        };
-        loop {
-            match claim {
-                Claim::InFlight if tokio::time::Instant::now() < deadline => {}
-                Claim::Settled(_) => {
-                    visit.tell();
-                    return Ok(claim);
-                }
-                claim => return Ok(claim),
-            }
-            if visit.is_executing() {
-                turn = None;
-                if tokio::time::timeout_at(deadline, visit.ended()).await.is_err() {
-                    return Ok(Claim::InFlight);
-                }
-            } else {
-                // Another process: nobody wakes us.
-                if turn.is_none() {
-                    match tokio::time::timeout_at(deadline, visit.turn()).await {
-                        Ok(next) => turn = next,
-                        Err(_) => return Ok(Claim::InFlight),
-                    }
-                }
-                if turn.is_some() {
-                    tokio::time::sleep_until(deadline.min(tokio::time::Instant::now() + pause)).await;
-                    pause = (pause * 2).min(LAST_PAUSE);
-                }
-            }
-            claim = self.try_claim(visit, request).await?;
-        }
-    }
-
-    async fn try_claim(
-        self: &Arc<Self>,
-        visit: &Visit,
-        request: &claim::Request,
-    ) -> Result<Claim, RejectionKind> {
-        let permit = tokio::select! {
-            biased;
-            () = visit.begun() => return Ok(Claim::InFlight),
-            permit = self.capacity.enter() => permit?,
-        };
-        let (config, request) = (Arc::clone(self), request.clone());
-        let claimed = Detach::new(async move {
-            let connection = Connection::acquire(&config.database, Some(permit)).await?;
-            claim(&config.database, connection, &request).await
-        });
-        claimed.await.map_err(|error| claim_failed(&error))
-    }
-
     /// Answers from a record: the replay, or why there is none.
     pub(crate) async fn answer_from(
         &self,
@@ -326,10 +258,3 @@ impl<S: fmt::Debug> fmt::Debug for IdempotencyService<S> {
         f.debug_struct("IdempotencyService").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
-
-/// Only to keep the deadline a point in time that exists.
-const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
-
-/// The first look at another process's execution: about as long as a quick handler takes.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LAST_PAUSE: Duration = Duration::from_millis(250);

@@ -1,0 +1,87 @@
+//! The claim, and the wait for an execution that is under way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::claim::{self, Claim, claim};
+use crate::connection::Connection;
+use crate::detach::Detach;
+use crate::error::claim_failed;
+use crate::in_flight::Visit;
+use crate::layer::Config;
+use crate::rejection::RejectionKind;
+
+impl Config {
+    /// Claims the key; waits for another's execution as long as configured, without a connection.
+    pub(crate) async fn claim(
+        self: &Arc<Self>,
+        visit: &Visit,
+        request: &claim::Request,
+    ) -> Result<Claim, RejectionKind> {
+        let deadline = Instant::now() + self.wait.min(LONGEST_WAIT);
+        let mut pause = FIRST_PAUSE;
+        // Of a storm of duplicates that can wait only one asks the database, for all.
+        let mut turn = if self.wait.is_zero() { None } else { visit.first_turn() };
+        let mut claim = if self.wait.is_zero() || turn.is_some() {
+            self.try_claim(visit, request).await?
+        } else {
+            Claim::InFlight
+        };
+        loop {
+            match claim {
+                Claim::InFlight if Instant::now() < deadline => {}
+                Claim::Settled(_) => {
+                    visit.tell();
+                    return Ok(claim);
+                }
+                claim => return Ok(claim),
+            }
+            if visit.is_executing() {
+                turn = None;
+                if tokio::time::timeout_at(deadline, visit.ended()).await.is_err() {
+                    return Ok(Claim::InFlight);
+                }
+            } else {
+                // Another process: nobody wakes us.
+                if turn.is_none() {
+                    match tokio::time::timeout_at(deadline, visit.turn()).await {
+                        Ok(next) => turn = next,
+                        Err(_) => return Ok(Claim::InFlight),
+                    }
+                }
+                if turn.is_some() {
+                    tokio::time::sleep_until(deadline.min(Instant::now() + pause)).await;
+                    pause = (pause * 2).min(LAST_PAUSE);
+                }
+            }
+            claim = self.try_claim(visit, request).await?;
+        }
+    }
+
+    async fn try_claim(
+        self: &Arc<Self>,
+        visit: &Visit,
+        request: &claim::Request,
+    ) -> Result<Claim, RejectionKind> {
+        let permit = tokio::select! {
+            biased;
+            () = visit.begun() => return Ok(Claim::InFlight),
+            permit = self.capacity.enter() => permit?,
+        };
+        let (config, request) = (Arc::clone(self), request.clone());
+        let claimed = Detach::new(async move {
+            let connection = Connection::acquire(&config.database, Some(permit)).await?;
+            claim(&config.database, connection, &request).await
+        });
+        claimed.await.map_err(|error| claim_failed(&error))
+    }
+}
+
+/// Only to keep the deadline a point in time that exists.
+const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
+
+/// The first look at another process's execution: about as long as a quick handler takes.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LAST_PAUSE: Duration = Duration::from_millis(250);
