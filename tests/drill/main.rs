@@ -19,6 +19,7 @@ mod pgbouncer;
 mod failover;
 mod storm;
 mod any_message;
+mod late_begin;
 mod one_fault;
 
 /// Not a test: the other process. It serves when this program has started itself as one.
