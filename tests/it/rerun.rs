@@ -12,7 +12,9 @@ use sqlx::PgConnection;
 use tokio::sync::{Barrier, Mutex};
 use tower_idempotency::{Fingerprint, Idempotency, Settlement, Tx};
 
-use crate::support::{Runs, database, effect, effects, is_sound, layer, poll_once, records, serve, states};
+use crate::support::{
+    Runs, begin_dropped_midway, database, effect, effects, is_sound, layer, records, serve, states,
+};
 
 /// What one run has seen.
 #[derive(Debug, PartialEq)]
@@ -195,7 +197,7 @@ async fn a_write_after_a_begin_that_was_dropped_midway_is_not_run_again() {
     let handler = async move |mut tx: Tx| {
         counted.next();
         let connection: &mut PgConnection = &mut tx;
-        poll_once(sqlx::Connection::begin(connection)).await;
+        begin_dropped_midway(connection).await;
         effect(connection, "alone").await.unwrap();
         (Settlement::Rerun, "again")
     };

@@ -9,7 +9,8 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_idempotency::{IdempotencyLayer, Tx};
 
 use crate::support::{
-    Runs, Service, database, effect, effects, is_sound, layer, poll_once, records, serve, states,
+    Runs, Service, begin_dropped_midway, database, effect, effects, is_sound, layer, poll_once, records,
+    serve, states,
 };
 
 /// Runs `mischief` in the first run, a well-behaved handler afterwards.
@@ -132,7 +133,7 @@ async fn a_nested_begin_dropped_midway_is_a_500_and_nothing_is_committed() {
     let db = database().await;
     let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
         effect(&mut tx, "paid").await.unwrap();
-        poll_once(tx.begin()).await;
+        begin_dropped_midway(&mut tx).await;
         StatusCode::OK.into_response()
     })
     .await;
@@ -151,7 +152,7 @@ async fn a_write_after_a_nested_begin_dropped_midway_panics_and_has_no_effect() 
         let db = database().await;
         let (service, runs) = mischievous(layer(&db), move |mut tx: Tx| async move {
             effect(&mut tx, "paid").await.unwrap();
-            poll_once(tx.begin()).await;
+            begin_dropped_midway(&mut tx).await;
             effect(&mut tx, "paid").await.unwrap();
             status.into_response()
         })
@@ -172,7 +173,7 @@ async fn a_begin_dropped_midway_inside_of_a_savepoint_is_a_500_and_nothing_is_co
     let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
         effect(&mut tx, "paid").await.unwrap();
         let mut nested = tx.begin().await.unwrap();
-        poll_once(nested.begin()).await;
+        begin_dropped_midway(&mut nested).await;
         nested.commit().await.unwrap();
         StatusCode::OK.into_response()
     })
@@ -193,7 +194,7 @@ async fn a_begin_dropped_midway_two_savepoints_deep_is_never_a_success_nor_doubl
         effect(&mut tx, "paid").await.unwrap();
         let mut outer = tx.begin().await.unwrap();
         let mut inner = outer.begin().await.unwrap();
-        poll_once(inner.begin()).await;
+        begin_dropped_midway(&mut inner).await;
         inner.commit().await.unwrap();
         outer.commit().await.unwrap();
         StatusCode::OK.into_response()

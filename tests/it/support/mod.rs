@@ -40,7 +40,7 @@ pub(crate) use raw::{RawAnswer, post_raw};
 pub(crate) use required::absent;
 pub(crate) use service::{Service, serve};
 pub(crate) use socket::Raw;
-pub(crate) use turnstile::{OnDrop, Runs, Turnstile, poll_once};
+pub(crate) use turnstile::{OnDrop, Runs, Turnstile, begin_dropped_midway, poll_once};
 
 use axum::http::request::Parts;
 use devpg::TestDb;

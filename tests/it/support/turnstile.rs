@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
+use sqlx::{Connection as _, PgConnection};
 use tokio::sync::Semaphore;
 
 /// A place that handlers arrive at, and that one of them leaves each time it is opened.
@@ -74,4 +75,11 @@ pub(crate) async fn poll_once(future: impl Future) {
         Poll::Ready(())
     })
     .await;
+}
+
+/// Drops a `begin()` after its first poll. A statement that is still running holds its answer back:
+/// the server may answer BEGIN before the poll is over.
+pub(crate) async fn begin_dropped_midway(connection: &mut PgConnection) {
+    poll_once(sqlx::raw_sql("select pg_sleep(0.05)").execute(&mut *connection)).await;
+    poll_once(connection.begin()).await;
 }
