@@ -36,6 +36,8 @@ mod publisher;
 mod http;
 #[cfg(feature = "outbox-nats")]
 mod nats;
+#[cfg(feature = "outbox-rabbitmq")]
+mod rabbitmq;
 mod relay;
 mod run;
 mod worker;
@@ -66,6 +68,9 @@ pub use event::{Event, Payload};
 #[cfg_attr(docsrs, doc(cfg(feature = "outbox-nats")))]
 pub use nats::NatsPublisher;
 pub use publisher::{MemoryPublisher, PublishError, Publisher};
+#[cfg(feature = "outbox-rabbitmq")]
+#[cfg_attr(docsrs, doc(cfg(feature = "outbox-rabbitmq")))]
+pub use rabbitmq::RabbitMqPublisher;
 pub use relay::{Relay, Relayed};
 
 /// Publishes an event in this transaction.

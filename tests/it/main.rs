@@ -41,6 +41,8 @@ mod outbox_cdc;
 mod outbox_http;
 #[cfg(feature = "outbox-nats")]
 mod outbox_nats;
+#[cfg(feature = "outbox-rabbitmq")]
+mod outbox_rabbitmq;
 mod plain_tower;
 mod rejections;
 mod relay;

@@ -11,8 +11,10 @@ mod pairs;
 mod logs;
 #[cfg(feature = "outbox-nats")]
 pub(crate) mod nats;
+#[cfg(feature = "outbox-rabbitmq")]
+pub(crate) mod rabbitmq;
 mod raw;
-#[cfg(any(feature = "outbox-nats", feature = "webhook"))]
+#[cfg(any(feature = "outbox-nats", feature = "outbox-rabbitmq", feature = "webhook"))]
 mod required;
 mod turnstile;
 mod log_text;
@@ -36,7 +38,7 @@ pub(crate) use pairs::{Pairs, Sent};
 pub(crate) use pool::is_sound;
 pub(crate) use proxy::{Fate, Message, Proxy};
 pub(crate) use raw::{RawAnswer, post_raw};
-#[cfg(any(feature = "outbox-nats", feature = "webhook"))]
+#[cfg(any(feature = "outbox-nats", feature = "outbox-rabbitmq", feature = "webhook"))]
 pub(crate) use required::absent;
 pub(crate) use service::{Service, serve};
 pub(crate) use socket::Raw;

@@ -1,0 +1,130 @@
+//! A RabbitMQ server of a test's own.
+
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use lapin::{Channel, Connection, ConnectionProperties};
+use uuid::Uuid;
+
+use super::absent;
+
+/// A node with names, ports and directories of its own, as this user. Killed when this is dropped.
+pub(crate) struct RabbitMq {
+    directory: PathBuf,
+    port: u16,
+    distribution_port: u16,
+    names_port: u16,
+    /// The node's name server, which would otherwise be left behind as a daemon.
+    names: Child,
+    server: Option<Child>,
+}
+
+impl RabbitMq {
+    /// None where it is not installed, and need not be.
+    pub(crate) fn start() -> Option<Self> {
+        let ports = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [port, distribution_port, names_port] = ports.map(|port| port.local_addr().unwrap().port());
+        let names = Command::new("epmd")
+            .args(["-address", "127.0.0.1", "-port", &names_port.to_string()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let started = names.and_then(|names| {
+            let directory =
+                std::env::temp_dir().join(format!("tower-idempotency-rabbitmq-{}", Uuid::now_v7()));
+            std::fs::create_dir(&directory).unwrap();
+            let mut started = Self { directory, port, distribution_port, names_port, names, server: None };
+            started.run()?;
+            Ok(started)
+        });
+        match started {
+            Ok(started) => Some(started),
+            Err(error) => {
+                let what = format!("rabbitmq-server cannot run ({error}); Debian's package has that name");
+                absent("rabbitmq", &what);
+                None
+            }
+        }
+    }
+
+    pub(crate) fn uri(&self) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.port)
+    }
+
+    /// A channel of a connection of its own, which the caller keeps.
+    pub(crate) async fn channel(&self) -> (Connection, Channel) {
+        let connection = Connection::connect(&self.uri(), ConnectionProperties::default()).await.unwrap();
+        let channel = connection.create_channel().await.unwrap();
+        (connection, channel)
+    }
+
+    /// Kills it, as a crash would.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            // The script and the node that it has started.
+            let group = format!("-{}", server.id());
+            drop(Command::new("kill").args(["-KILL", "--", &group]).status());
+            drop(server.wait());
+        }
+    }
+
+    /// Starts it again, on the same port and with what it had stored.
+    pub(crate) fn restart(&mut self) {
+        self.run().unwrap();
+    }
+
+    fn run(&mut self) -> std::io::Result<()> {
+        // Debian's own script is for root and the service's user only.
+        let scripts = ["/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server"];
+        let server = self.spawn(scripts[0]).or_else(|_| self.spawn(scripts[1]))?;
+        self.server = Some(server);
+        let started = Instant::now();
+        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            let ended = self.server.as_mut().unwrap().try_wait().unwrap();
+            let log = self.directory.join("log");
+            assert!(ended.is_none() && started.elapsed() < DEADLINE, "RabbitMQ does not listen; see {log:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    fn spawn(&self, script: &str) -> std::io::Result<Child> {
+        let place = |name: &str| self.directory.join(name);
+        Command::new(script)
+            .process_group(0)
+            .env("HOME", &self.directory)
+            .env("ERL_EPMD_PORT", self.names_port.to_string())
+            .env("ERL_EPMD_ADDRESS", "127.0.0.1")
+            .env("RABBITMQ_NODENAME", format!("test{}@localhost", self.port))
+            .env("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1")
+            .env("RABBITMQ_NODE_PORT", self.port.to_string())
+            .env("RABBITMQ_DIST_PORT", self.distribution_port.to_string())
+            .env("RABBITMQ_MNESIA_BASE", place("mnesia"))
+            .env("RABBITMQ_LOG_BASE", place("log"))
+            .env("RABBITMQ_LOGS", place("log").join("node.log"))
+            .env("RABBITMQ_ENABLED_PLUGINS_FILE", place("plugins"))
+            .env("RABBITMQ_CONFIG_FILE", place("config"))
+            .env("RABBITMQ_CONF_ENV_FILE", place("env"))
+            .env("RABBITMQ_PID_FILE", place("pid"))
+            .env("RABBITMQ_FEATURE_FLAGS_FILE", place("flags"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+    }
+}
+
+impl Drop for RabbitMq {
+    fn drop(&mut self) {
+        self.kill();
+        drop(self.names.kill());
+        drop(self.names.wait());
+        drop(std::fs::remove_dir_all(&self.directory));
+    }
+}
+
+/// It takes some seconds, and more on a machine that is busy.
+const DEADLINE: Duration = Duration::from_secs(90);
