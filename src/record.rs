@@ -9,6 +9,8 @@ use bytes::Bytes;
 use http::StatusCode;
 use http::header::{self, HeaderMap};
 
+#[cfg(fuzzing)]
+pub(crate) use headers::fuzz;
 use headers::{FORMAT, encode};
 pub(crate) use headers::{HeaderRules, decode};
 
