@@ -27,7 +27,7 @@ use crate::rejection::RejectionKind;
 use crate::settle::{ANSWER_TIMEOUT, Settled, complete, fail};
 use crate::settlement::Settlement;
 use crate::telemetry::{self, Outcome, finish};
-use crate::tx::{Hooks, Taken, TxHandle};
+use crate::tx::{Hooks, Lent, Taken, TxHandle};
 
 /// A request that has won its claim.
 pub(crate) struct Job<S> {
@@ -278,29 +278,6 @@ async fn commit(mut connection: Connection, hooks: Hooks) -> Result<(), Rejectio
 pub(crate) fn after_commit(hooks: Hooks) {
     for hook in hooks {
         tokio::spawn(hook);
-    }
-}
-
-/// Ends the loan of a transaction however this future ends. Clones of the handle may live on, in
-/// tasks and in response extensions; the transaction must not live on in them.
-struct Lent(TxHandle);
-
-impl Lent {
-    /// After a handler that has not answered.
-    async fn undo(&self) {
-        match self.0.take() {
-            Taken::Home(connection, _) => drop(connection.rollback().await),
-            Taken::Kept => tracing::error!(
-                "a `Tx` is still held after its handler has ended; the key is free when it is dropped"
-            ),
-            Taken::Unbegun => {}
-        }
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        drop(self.0.take());
     }
 }
 

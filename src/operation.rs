@@ -21,7 +21,7 @@ use crate::rejection::RejectionKind;
 use crate::retention::{Retention, interval};
 use crate::scope::{Scope, Tenant, TenantValue, Unresolved, checked_operation};
 use crate::settle::{Committed, Settled, commit};
-use crate::tx::{Taken, Tx, TxHandle};
+use crate::tx::{Lent, Taken, Tx, TxHandle};
 
 /// A business operation that is not behind HTTP: a job, a consumer of messages, an agent's tool.
 ///
@@ -258,14 +258,5 @@ fn replayed<T: DeserializeOwned>(record: Record, request: &claim::Request) -> Re
         }),
         (Verdict::Completed, None) => Err(Error::refused(RejectionKind::ResponseNotKept)),
         _ => Err(Error::refused(RejectionKind::RecordUnreadable)),
-    }
-}
-
-/// Ends the loan however the run ends.
-struct Lent(TxHandle);
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        drop(self.0.take());
     }
 }

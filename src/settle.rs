@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
+use http::response::Parts;
 use sqlx::postgres::types::PgInterval;
 
 use crate::buffer::{Buffered, buffer};
@@ -66,12 +67,13 @@ pub(crate) async fn complete(
         }
     }
     let (parts, body) = response.into_parts();
-    let resource = parts.extensions.get::<Resource>().cloned();
-    if resource.as_ref().is_some_and(|resource| !resource.fits()) {
-        tracing::error!("a resource's type and id have 1 to 255 bytes each");
-        connection.rollback().await;
-        return Settled::Refused(RejectionKind::ResponseUnstorable);
-    }
+    let resource = match resource_of(&parts) {
+        Ok(resource) => resource,
+        Err(kind) => {
+            connection.rollback().await;
+            return Settled::Refused(kind);
+        }
+    };
     let buffered = match resource {
         Some(_) => Buffered::Unstored(body),
         None => buffer(&parts.headers, body, rules.limit, rules.time).await,
@@ -93,6 +95,16 @@ pub(crate) async fn complete(
         }
         Committed::Other(settled) => settled,
     }
+}
+
+/// The pointer that is stored in place of the body, if the handler gave one.
+fn resource_of(parts: &Parts) -> Result<Option<Resource>, RejectionKind> {
+    let resource = parts.extensions.get::<Resource>().cloned();
+    if resource.as_ref().is_some_and(|resource| !resource.fits()) {
+        tracing::error!("a resource's type and id have 1 to 255 bytes each");
+        return Err(RejectionKind::ResponseUnstorable);
+    }
+    Ok(resource)
 }
 
 pub(crate) enum Committed {

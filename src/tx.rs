@@ -16,7 +16,7 @@ use crate::idempotency::Idempotency;
 use crate::rejection::{Rejection, RejectionKind};
 
 pub use handle::TxHandle;
-pub(crate) use handle::{Hooks, Taken};
+pub(crate) use handle::{Hooks, Lent, Taken};
 use handle::{Slot, State};
 
 /// The transaction that holds the claim, lent to the handler.

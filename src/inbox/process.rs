@@ -14,7 +14,7 @@ use crate::error::{Error, commit_was_refused, refusal, timed_out};
 use crate::execute::after_commit;
 use crate::rejection::RejectionKind;
 use crate::settle::ANSWER_TIMEOUT;
-use crate::tx::{Hooks, Taken, Tx, TxHandle};
+use crate::tx::{Hooks, Lent, Taken, Tx, TxHandle};
 
 /// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -245,15 +245,6 @@ impl Delivery {
 fn unprocessed(what: &'static str, error: &sqlx::Error) -> Error {
     tracing::error!(error = error as &dyn std::error::Error, "{what}");
     Error::refused(refusal(error))
-}
-
-/// Ends the loan however the work ends.
-struct Lent(TxHandle);
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        drop(self.0.take());
-    }
 }
 
 /// The broker waits for the acknowledgement; its own timeout is near.

@@ -3,12 +3,12 @@
 use axum::body::Body;
 use axum::response::Response;
 
-use super::{ANSWER_TIMEOUT, Committed, ResponseRules, Settled, commit, pointer};
+use super::{ANSWER_TIMEOUT, Committed, ResponseRules, Settled, commit, pointer, resource_of};
 use crate::buffer::{Buffered, buffer};
 use crate::claim::{self, Claim, claim};
 use crate::connection::{Connection, Database};
 use crate::error::{is_conflict, refusal, sqlstate, timed_out};
-use crate::record::{Resource, Stored};
+use crate::record::Stored;
 use crate::recover::{Recovered, recover};
 use crate::rejection::RejectionKind;
 use crate::telemetry::Outcome;
@@ -22,12 +22,13 @@ pub(crate) async fn fail(
     response: Response,
 ) -> Settled {
     let (parts, body) = response.into_parts();
-    let resource = parts.extensions.get::<Resource>().cloned();
-    if resource.as_ref().is_some_and(|resource| !resource.fits()) {
-        tracing::error!("a resource's type and id have 1 to 255 bytes each");
-        connection.rollback().await;
-        return Settled::Refused(RejectionKind::ResponseUnstorable);
-    }
+    let resource = match resource_of(&parts) {
+        Ok(resource) => resource,
+        Err(kind) => {
+            connection.rollback().await;
+            return Settled::Refused(kind);
+        }
+    };
     let bytes = match buffer(&parts.headers, body, rules.limit, rules.time).await {
         Buffered::Whole(bytes) => bytes,
         // Nothing has happened that a second execution could double: better than a refusal that

@@ -229,3 +229,26 @@ impl fmt::Debug for TxHandle {
         f.debug_struct("TxHandle").finish_non_exhaustive()
     }
 }
+
+/// Ends the loan of a transaction however what it was lent to ends. Clones of the handle may live on, in
+/// tasks and in response extensions; the transaction must not live on in them.
+pub(crate) struct Lent(pub(crate) TxHandle);
+
+impl Lent {
+    /// After a handler that has not answered.
+    pub(crate) async fn undo(&self) {
+        match self.0.take() {
+            Taken::Home(connection, _) => drop(connection.rollback().await),
+            Taken::Kept => tracing::error!(
+                "a `Tx` is still held after its handler has ended; the key is free when it is dropped"
+            ),
+            Taken::Unbegun => {}
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        drop(self.0.take());
+    }
+}
