@@ -1,0 +1,119 @@
+//! HTTP clients that each send one request after the other.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HOST};
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http1::SendRequest;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+
+use crate::rounds::{Round, Side};
+
+/// Connections that are kept open from one round to the next.
+pub struct Clients {
+    connections: Vec<SendRequest<Full<Bytes>>>,
+}
+
+impl Clients {
+    pub async fn connect(address: SocketAddr, count: usize) -> Self {
+        let mut connections = Vec::with_capacity(count);
+        for _ in 0..count {
+            let stream = TcpStream::connect(address).await.expect("the bench's own server");
+            stream.set_nodelay(true).expect("a socket option");
+            let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+            let (sender, connection) = handshake.expect("HTTP/1.1");
+            tokio::spawn(connection);
+            connections.push(sender);
+        }
+        Self { connections }
+    }
+
+    /// These clients as a side: see [`run`](Self::run).
+    pub fn side<F>(self, status: StatusCode, make: F) -> Side<'static>
+    where
+        F: Fn(usize) -> Request<Full<Bytes>> + Send + Sync + 'static,
+    {
+        let clients = Arc::new(Mutex::new(self));
+        let make = Arc::new(make);
+        Box::new(move |time| {
+            let (clients, make) = (Arc::clone(&clients), Arc::clone(&make));
+            Box::pin(async move {
+                let mut clients = clients.lock().await;
+                clients.run(time, status, move |number| make(number)).await
+            })
+        })
+    }
+
+    /// The first client sends one request.
+    ///
+    /// # Panics
+    ///
+    /// If the response has another status.
+    pub async fn once(&mut self, request: Request<Full<Bytes>>, status: StatusCode) -> Bytes {
+        send(&mut self.connections[0], request, status).await
+    }
+
+    /// Each client sends what the function makes, until the time is over. The function gets the
+    /// client's number.
+    ///
+    /// # Panics
+    ///
+    /// If a response has another status: a rate of errors is not worth knowing.
+    pub async fn run<F>(&mut self, time: Duration, status: StatusCode, make: F) -> Round
+    where
+        F: Fn(usize) -> Request<Full<Bytes>> + Send + Sync + 'static,
+    {
+        let make = Arc::new(make);
+        let mut tasks = JoinSet::new();
+        let began = Instant::now();
+        for (number, mut connection) in self.connections.drain(..).enumerate() {
+            let make = Arc::clone(&make);
+            tasks.spawn(async move {
+                let mut latencies = Vec::new();
+                while began.elapsed() < time {
+                    let request = make(number);
+                    let sent = Instant::now();
+                    send(&mut connection, request, status).await;
+                    latencies.push(sent.elapsed().as_secs_f64() * 1e6);
+                }
+                (connection, latencies)
+            });
+        }
+        let mut latencies = Vec::new();
+        while let Some(done) = tasks.join_next().await {
+            let (connection, mut own) = done.expect("a client");
+            self.connections.push(connection);
+            latencies.append(&mut own);
+        }
+        Round::new(began.elapsed(), latencies)
+    }
+}
+
+async fn send(
+    connection: &mut SendRequest<Full<Bytes>>,
+    request: Request<Full<Bytes>>,
+    status: StatusCode,
+) -> Bytes {
+    connection.ready().await.expect("an open connection");
+    let response = connection.send_request(request).await.expect("a response");
+    let got = response.status();
+    let body = response.into_body().collect().await.expect("a body").to_bytes();
+    assert_eq!(got, status, "{}", String::from_utf8_lossy(&body));
+    body
+}
+
+/// A POST of JSON, with a key or without one.
+pub fn post(path: &str, key: Option<&str>, body: impl Into<Bytes>) -> Request<Full<Bytes>> {
+    let mut request = Request::post(path).header(HOST, "localhost").header(CONTENT_TYPE, "application/json");
+    if let Some(key) = key {
+        request = request.header("idempotency-key", key);
+    }
+    request.body(Full::new(body.into())).expect("a request")
+}

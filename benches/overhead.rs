@@ -1,0 +1,127 @@
+//! What the layer costs a request with a new key.
+//!
+//! The same handler, once behind the layer and once with a transaction of its own and no idempotency:
+//! it locks an account, inserts a payment, and changes the balance.
+
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use devpg::Server;
+use harness::bank::{self, NewPayment};
+use harness::{Aim, Clients, Network, Plan, Report, Round, interleaved};
+use sqlx::PgPool;
+use sqlx::postgres::PgPoolOptions;
+use tower_idempotency::{IdempotencyLayer, Tenant, Tx, migrate};
+use uuid::Uuid;
+
+fn main() {
+    harness::run(bench());
+}
+
+async fn bench() {
+    let plan = Plan::from_env();
+    let mut report = Report::new("overhead", "A new key: the layer against no idempotency", plan);
+    let server = harness::durable(&[]).await;
+    let near = pool(&server, None).await;
+    report.server(&near).await;
+    report.setting("pool", "20 connections for each side, sqlx's defaults");
+    migrate(&near).await.expect("migrations");
+    bank::open(&near).await;
+
+    for (clients, aim) in [(1, Aim::AtLeast(0.90)), (16, Aim::AtLeast(0.80)), (64, Aim::None)] {
+        compare(&mut report, plan, &server, None, clients, aim).await;
+    }
+    let network = Network::to(server.port(), Duration::from_micros(500));
+    let far = pool(&server, Some(&network)).await;
+    report.fact("a round trip of the slow network", "ms", round_trip(&far).await, Aim::None);
+    for clients in [1, 16] {
+        compare(&mut report, plan, &server, Some(&network), clients, Aim::None).await;
+    }
+    let more = round_trips(&server, layered).await - round_trips(&server, bank::bare).await;
+    report.fact("round trips more than without the layer", "", more, Aim::AtMost(2.0));
+    report.finish();
+}
+
+async fn compare(
+    report: &mut Report,
+    plan: Plan,
+    server: &Server,
+    network: Option<&Network>,
+    clients: usize,
+    aim: Aim,
+) {
+    let layer = harness::serve(layered(pool(server, network).await)).await;
+    let bare = harness::serve(bank::bare(pool(server, network).await)).await;
+    let layer = Clients::connect(layer, clients).await.side(StatusCode::CREATED, new_payment);
+    let bare = Clients::connect(bare, clients).await.side(StatusCode::CREATED, new_payment);
+    let [layer, bare] = interleaved(plan, server, [layer, bare]).await;
+
+    let distance = if network.is_some() { ", 1 ms to the database" } else { "" };
+    let name = format!("{clients} client{}{distance}", if clients == 1 { "" } else { "s" });
+    let mut compare = |what: &str, unit, value: fn(&Round) -> f64, aim| {
+        let values = |rounds: &[Round]| rounds.iter().map(value).collect::<Vec<_>>();
+        let (layer, bare) = (values(&layer), values(&bare));
+        report.ratio(format!("{name}: {what}"), unit, ("layer", &layer), ("bare", &bare), aim);
+    };
+    compare("throughput", "requests/s", Round::rate, aim);
+    compare("p50", "µs", Round::p50, Aim::None);
+    compare("p99", "µs", Round::p99, Aim::None);
+    compare("processor, service and clients", "µs", Round::own_cpu, Aim::None);
+    compare("processor, database", "µs", Round::server_cpu, Aim::None);
+}
+
+fn layered(pool: PgPool) -> Router {
+    async fn create(mut tx: Tx, Json(new): Json<NewPayment>) -> Response {
+        match bank::pay(&mut tx, &new).await {
+            Ok(payment) => (StatusCode::CREATED, Json(payment)).into_response(),
+            Err(error) => bank::failed(&error),
+        }
+    }
+    let layer = IdempotencyLayer::new(pool, Tenant::single()).operation("payments.create");
+    Router::new().route("/payments", post(create).route_layer(layer))
+}
+
+fn new_payment(_client: usize) -> axum::http::Request<http_body_util::Full<axum::body::Bytes>> {
+    let key = Uuid::new_v4().to_string();
+    harness::post("/payments", Some(&key), NewPayment::random().to_json())
+}
+
+async fn pool(server: &Server, network: Option<&Network>) -> PgPool {
+    let mut options = server.tcp_options("postgres");
+    if let Some(network) = network {
+        options = options.port(network.port);
+    }
+    let pool = PgPoolOptions::new().max_connections(20).connect_with(options).await;
+    pool.expect("the bench's own server")
+}
+
+/// Milliseconds, of a statement that does nothing.
+async fn round_trip(pool: &PgPool) -> f64 {
+    let mut connection = pool.acquire().await.expect("a connection");
+    let began = Instant::now();
+    for _ in 0..ENOUGH {
+        sqlx::raw_sql("select").execute(&mut *connection).await.expect("an answer");
+    }
+    began.elapsed().as_secs_f64() * 1e3 / f64::from(ENOUGH)
+}
+
+/// How often the server answers a request, seen on the wire, once its statements are prepared.
+async fn round_trips(server: &Server, app: fn(PgPool) -> Router) -> f64 {
+    let network = Network::to(server.port(), Duration::ZERO);
+    let pool = {
+        let options = server.tcp_options("postgres").port(network.port);
+        PgPoolOptions::new().max_connections(2).connect_with(options).await.expect("the bench's own server")
+    };
+    let mut clients = Clients::connect(harness::serve(app(pool)).await, 1).await;
+    clients.run(WARM_UP, StatusCode::CREATED, new_payment).await;
+    let before = network.round_trips();
+    let round = clients.run(WARM_UP, StatusCode::CREATED, new_payment).await;
+    ((network.round_trips() - before) as f64 / round.latencies.len() as f64).round()
+}
+
+const ENOUGH: u32 = 100;
+const WARM_UP: Duration = Duration::from_millis(300);
