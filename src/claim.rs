@@ -42,12 +42,15 @@ pub(crate) enum Claim {
 }
 
 /// What the table knows of a key.
+#[derive(Clone)]
 pub(crate) struct Record {
     pub(crate) claim_id: Uuid,
-    pub(crate) fingerprint: Vec<u8>,
+    pub(crate) fingerprint: Bytes,
     pub(crate) verdict: Verdict,
+    /// Until it expires.
+    pub(crate) left: Duration,
     pub(crate) status: Option<i16>,
-    pub(crate) headers: Option<Vec<u8>>,
+    pub(crate) headers: Option<Bytes>,
     pub(crate) body: Option<Bytes>,
     pub(crate) resource: Option<Resource>,
 }
@@ -65,6 +68,13 @@ pub(crate) enum Verdict {
     Broken,
 }
 
+impl Verdict {
+    /// Only time changes it.
+    const fn is_settled(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Tombstone)
+    }
+}
+
 /// Claims the key, in a transaction that this begins on the connection.
 ///
 /// # Cancel safety
@@ -77,6 +87,24 @@ pub(crate) async fn claim(
 ) -> Result<Claim, sqlx::Error> {
     let claim = tokio::time::timeout(CLAIM_TIMEOUT, claim_unbounded(database, connection, request));
     claim.await.unwrap_or_else(|_| Err(timed_out("waiting for the claim")))
+}
+
+/// Reads a key that is probably settled, without a transaction: one round trip in place of four.
+/// Anything but a settled record is for a claim to find.
+///
+/// # Cancel safety
+///
+/// Dropping the future closes the connection.
+pub(crate) async fn read_settled(
+    database: &Database,
+    connection: &mut Connection,
+    request: &Request,
+) -> Result<Option<Record>, sqlx::Error> {
+    let read = tokio::time::timeout(CLAIM_TIMEOUT, read(database, connection, request));
+    match read.await.unwrap_or_else(|_| Err(timed_out("waiting for the record")))? {
+        Some(Found::Record(record)) if record.verdict.is_settled() => Ok(Some(record)),
+        _ => Ok(None),
+    }
 }
 
 async fn claim_unbounded(
@@ -156,7 +184,7 @@ async fn take(
     request: &Request,
     statement: &'static str,
 ) -> Result<bool, sqlx::Error> {
-    let row = sqlx::query(statement)
+    let taken = sqlx::query(statement)
         .persistent(database.named_statements)
         .bind(&request.scope.tenant)
         .bind(&request.scope.operation)
@@ -165,9 +193,9 @@ async fn take(
         .bind(&request.fingerprint.as_bytes()[..])
         .bind(request.hash.lock())
         .bind(request.retention)
-        .fetch_optional(connection.start())
+        .execute(connection.start())
         .await;
-    Ok(connection.done(row)?.is_some())
+    Ok(connection.done(taken)?.rows_affected() == 1)
 }
 
 enum Found {
@@ -198,16 +226,18 @@ async fn read(
         "lapsed" => Verdict::Lapsed,
         _ => Verdict::Broken,
     };
+    let left: i64 = row.try_get("milliseconds_left")?;
     let resource = match (row.try_get("resource_type")?, row.try_get("resource_id")?) {
         (Some(kind), Some(id)) => Some(Resource::stored(kind, id)),
         _ => None,
     };
     Ok(Some(Found::Record(Record {
         claim_id: row.try_get("claim_id")?,
-        fingerprint: row.try_get("fingerprint")?,
+        fingerprint: row.try_get::<Vec<u8>, _>("fingerprint")?.into(),
         verdict,
+        left: Duration::from_millis(u64::try_from(left).unwrap_or(0)),
         status: row.try_get("status")?,
-        headers: row.try_get("headers")?,
+        headers: row.try_get::<Option<Vec<u8>>, _>("headers")?.map(Bytes::from),
         body: row.try_get::<Option<Vec<u8>>, _>("body")?.map(Bytes::from),
         resource,
     })))

@@ -81,7 +81,12 @@ where
         }
         let again = match settle(&config, &job.request, &lent, response, settlement).await {
             Settled::Rerun(again) if reruns < config.max_reruns && job.body.is_repeatable() => again,
-            settled => return Ok(answer(&config, &job.request, &job.idempotency, settled).await),
+            settled => {
+                if let Settled::Answer(_, Outcome::Completed | Outcome::Failed) = settled {
+                    config.settled.mark(job.request.hash);
+                }
+                return Ok(answer(&config, &job.request, &job.idempotency, settled).await);
+            }
         };
         reruns += 1;
         Span::current().record("reruns", reruns);

@@ -31,6 +31,7 @@ use crate::retention::Retention;
 use crate::scope::{Tenant, checked_operation};
 use crate::service::IdempotencyService;
 use crate::settle::ResponseRules;
+use crate::settled::SettledKeys;
 use crate::settlement::Settlement;
 
 /// Makes the routes it is added to safe to retry.
@@ -88,6 +89,7 @@ pub(crate) struct Config {
     pub(crate) answers: Arc<Answers>,
     pub(crate) capacity: Capacity,
     pub(crate) in_flight: InFlight,
+    pub(crate) settled: SettledKeys,
     pub(crate) executions: Executions,
     pub(crate) warned: Arc<AtomicBool>,
 }
@@ -124,6 +126,7 @@ impl IdempotencyLayer {
             replayed_header: IDEMPOTENT_REPLAYED,
             answers: Arc::default(),
             in_flight: InFlight::default(),
+            settled: SettledKeys::new(),
             executions: Executions::default(),
             warned: Arc::default(),
         }))

@@ -9,6 +9,7 @@ mod fingerprint;
 mod claim;
 mod connection;
 mod in_flight;
+mod settled;
 mod wait;
 mod execute;
 mod tx;

@@ -252,9 +252,15 @@ impl ScopeHash {
         bytes.copy_from_slice(&self.0[..8]);
         i64::from_be_bytes(bytes)
     }
+
+    /// Its place among the keys that this process knows something of.
+    pub(crate) fn as_u64(self) -> u64 {
+        self.lock().cast_unsigned()
+    }
 }
 
-/// Three of these fit a B-tree entry with room to spare, and the schema holds them to it.
+/// Three of these fit a B-tree entry, of about 2.7 kB, with room to spare. Beyond it an insert would
+/// fail for ever.
 const MAX_LENGTH: usize = 255;
 
 #[cfg(test)]

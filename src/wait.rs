@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::claim::{self, Claim, claim};
+use crate::claim::{self, Claim, claim, read_settled};
 use crate::connection::Connection;
 use crate::detach::Detach;
 use crate::error::claim_failed;
@@ -20,6 +20,9 @@ impl Config {
         visit: &Visit,
         request: &claim::Request,
     ) -> Result<Claim, RejectionKind> {
+        if let Some(record) = self.settled.record(request.hash) {
+            return Ok(Claim::Settled(record));
+        }
         let deadline = Instant::now() + self.wait.min(LONGEST_WAIT);
         let mut pause = FIRST_PAUSE;
         // Of a storm of duplicates that can wait only one asks the database, for all.
@@ -72,8 +75,21 @@ impl Config {
         };
         let (config, request) = (Arc::clone(self), request.clone());
         let claimed = Detach::new(async move {
-            let connection = Connection::acquire(&config.database, Some(permit)).await?;
-            claim(&config.database, connection, &request).await
+            let asked = Instant::now();
+            let mut connection = Connection::acquire(&config.database, Some(permit)).await?;
+            // Without a transaction an unnamed statement can get lost in a proxy.
+            if config.settled.is_marked(request.hash)
+                && config.database.named_statements
+                && let Some(record) = read_settled(&config.database, &mut connection, &request).await?
+            {
+                config.settled.keep(request.hash, &record, asked);
+                return Ok(Claim::Settled(record));
+            }
+            let claimed = claim(&config.database, connection, &request).await?;
+            if let Claim::Settled(record) = &claimed {
+                config.settled.keep(request.hash, record, asked);
+            }
+            Ok(claimed)
         });
         claimed.await.map_err(|error| claim_failed(&error))
     }

@@ -76,10 +76,10 @@ impl IdempotencyLayer {
     ///
     /// # Panics
     ///
-    /// If it is over 64 MiB, which the schema does not take.
+    /// If it is over 64 MiB, which is too much for a value in a row.
     #[track_caller]
     pub fn response_limit(self, bytes: usize) -> Self {
-        assert!(bytes <= LARGEST_RESPONSE, "the schema stores bodies of at most {LARGEST_RESPONSE} bytes");
+        assert!(bytes <= LARGEST_RESPONSE, "bodies of at most {LARGEST_RESPONSE} bytes can be stored");
         self.set(|config| config.responses.limit = bytes)
     }
 
@@ -90,6 +90,19 @@ impl IdempotencyLayer {
             config.responses.time = duration;
             config.set_idle_timeout();
         })
+    }
+
+    /// Keeps replayed records in this process, in at most this many bytes of memory, so that the next
+    /// retry of the same key needs neither a connection nor the database. Shared by all clones made
+    /// after this call.
+    ///
+    /// A settled record does not change before it expires, and its fingerprint is compared as always.
+    /// But a row that is deleted by hand, or lost when a standby takes over that did not have it, is
+    /// still answered from, for five minutes at most.
+    ///
+    /// Defaults to none: a replay costs one read, and most keys are never retried.
+    pub fn replay_cache(self, bytes: usize) -> Self {
+        self.set(|config| config.settled = config.settled.clone().with_records(bytes))
     }
 
     /// How often a running statement looks whether its service is still there. Defaults to 2
@@ -119,5 +132,5 @@ impl Config {
 /// For the record to be written.
 const SHORTEST_MARGIN: Duration = Duration::from_secs(5);
 
-/// As in the schema's `record_body_length`.
+/// A value of a row can have 1 GiB, but is held in memory several times on its way.
 const LARGEST_RESPONSE: usize = 64 << 20;

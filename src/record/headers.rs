@@ -97,7 +97,7 @@ impl HeaderRules {
 
 pub(super) const FORMAT: u8 = 1;
 
-/// As in the schema's `record_headers_length`.
+/// A value in a row, and read with each replay.
 const HEADERS_LIMIT: usize = 262_144;
 
 /// What belongs to one transfer, one moment or one caller, and not to the operation's result.

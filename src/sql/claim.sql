@@ -9,4 +9,3 @@ insert into idempotency.record (tenant_id, operation, idempotency_key, claim_id,
 select $1, $2, $3, $4, $5, 'pending', pg_catalog.clock_timestamp() + $7::interval
 where pg_catalog.pg_try_advisory_xact_lock($6)
 on conflict (tenant_id, operation, idempotency_key) do nothing
-returning attempt

@@ -2,7 +2,7 @@
 --
 -- $1 tenant  $2 operation  $3 key
 --
--- The verdict is reached here, because only the database's clock counts.
+-- The verdict is reached here, because only the database's clock counts; so is the time that is left.
 select
   claim_id, fingerprint, status, headers, body, resource_type, resource_id,
   case
@@ -13,6 +13,7 @@ select
     when expires_at > pg_catalog.now()                                     then state
     when state = 'completed' and expires_at + tombstone > pg_catalog.now() then 'tombstone'
     else 'forgotten'
-  end as verdict
+  end as verdict,
+  (extract(epoch from expires_at - pg_catalog.clock_timestamp()) * 1000)::bigint as milliseconds_left
 from idempotency.record
 where tenant_id = $1 and operation = $2 and idempotency_key = $3

@@ -21,4 +21,3 @@ where lock.taken
       and coalesce(r.lease_until, r.expires_at) <= pg_catalog.now())
     or (r.state = 'pending' and r.lease_until <= pg_catalog.now() and r.fingerprint = $5)
   )
-returning r.attempt

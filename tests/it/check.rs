@@ -184,6 +184,6 @@ async fn a_request_before_the_migration_is_a_500_and_works_after_it() {
     assert!(logs.text().contains("idempotency.record"), "{}", logs.text());
     migrate(&db).await.unwrap();
     assert_eq!(service.post("/").key("k").send().await.status, 200);
-    run(&db, "alter table idempotency.record drop column attempt".to_owned()).await;
+    run(&db, "alter table idempotency.record drop column claim_id".to_owned()).await;
     service.post("/").key("another").send().await.is_rejected(500, "migration-missing");
 }

@@ -30,6 +30,7 @@ mod inbox_process;
 mod isolation;
 mod kept_tx;
 mod keys;
+mod known_keys;
 mod layer_order;
 mod layer_twice;
 mod migrate;

@@ -1,6 +1,5 @@
 //! The schema is the one in the snapshot, and its constraints refuse what they should.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
@@ -75,9 +74,6 @@ const COMPLETED: [(&str, &str); 10] = [
     ("expires_at", "now()"),
 ];
 
-const PENDING: [(&str, &str); 4] =
-    [("state", "'pending'"), ("status", "null"), ("headers", "null"), ("body", "null")];
-
 /// A record with some columns changed. What refuses it: a constraint's name, or a code.
 async fn insert(pool: &PgPool, changes: &[(&str, &str)]) -> Result<(), String> {
     let mut columns = COMPLETED.to_vec();
@@ -96,80 +92,36 @@ async fn insert(pool: &PgPool, changes: &[(&str, &str)]) -> Result<(), String> {
     }
 }
 
-fn changed<'a>(base: &[(&'a str, &'a str)], changes: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
-    let mut all: Vec<_> =
-        base.iter().filter(|(name, _)| changes.iter().all(|c| c.0 != *name)).copied().collect();
-    all.extend(changes);
-    all
-}
-
 #[tokio::test]
-async fn each_constraint_refuses_what_it_should() {
+async fn a_record_is_refused_without_its_values_or_a_second_time_and_by_nothing_else() {
     let db = database().await;
-    let refused: Vec<(&str, Vec<(&str, &str)>)> = vec![
-        ("record_tenant_length", vec![("tenant_id", "repeat('t', 256)")]),
-        ("record_operation_length", vec![("operation", "''")]),
-        ("record_operation_length", vec![("operation", "repeat('ö', 128)")]),
-        ("record_key_length", vec![("idempotency_key", "''")]),
-        ("record_key_length", vec![("idempotency_key", "repeat('k', 256)")]),
-        ("record_fingerprint_length", vec![("fingerprint", "''")]),
-        ("record_fingerprint_length", vec![("fingerprint", "decode(repeat('00', 65), 'hex')")]),
-        ("record_headers_length", vec![("headers", "convert_to(repeat('h', 262145), 'UTF8')")]),
-        ("record_body_length", vec![("body", "convert_to(repeat('b', 67108865), 'UTF8')")]),
-        ("record_resource_length", vec![("body", "null"), ("resource_type", "''"), ("resource_id", "'1'")]),
-        (
-            "record_resource_length",
-            vec![("body", "null"), ("resource_type", "'r'"), ("resource_id", "repeat('1', 256)")],
-        ),
-        ("record_attempt_positive", vec![("attempt", "0")]),
-        ("record_state_known", changed(&PENDING, &[("state", "'done'")])),
-        ("record_status_range", vec![("status", "99")]),
-        ("record_status_range", vec![("status", "1000")]),
-        ("record_status_when_settled", vec![("status", "null"), ("headers", "null"), ("body", "null")]),
-        ("record_status_when_settled", vec![("state", "'pending'")]),
-        ("record_status_when_settled", vec![("state", "'tombstone'")]),
-        ("record_headers_with_status", vec![("headers", "null")]),
-        ("record_headers_with_status", changed(&PENDING, &[("headers", "'\\x01'")])),
-        ("record_body_with_status", changed(&PENDING, &[("body", "'\\x00'")])),
-        (
-            "record_resource_with_status",
-            changed(&PENDING, &[("resource_type", "'r'"), ("resource_id", "'1'")]),
-        ),
-        ("record_resource_whole", vec![("body", "null"), ("resource_type", "'r'")]),
-        ("record_resource_whole", vec![("body", "null"), ("resource_id", "'1'")]),
-        ("record_resource_or_body", vec![("resource_type", "'r'"), ("resource_id", "'1'")]),
-        ("record_lease_when_pending", vec![("lease_until", "now()")]),
-        ("record_tombstone_when_completed", vec![("state", "'failed'"), ("tombstone", "'1 day'")]),
-        ("record_tombstone_when_completed", changed(&PENDING, &[("tombstone", "'1 day'")])),
-        ("record_tombstone_when_completed", vec![("tombstone", "'-1 second'")]),
+    let refused = [
         // Without a value there is no record.
-        ("23502", vec![("tenant_id", "null")]),
-        ("23502", vec![("operation", "null")]),
-        ("23502", vec![("idempotency_key", "null")]),
-        ("23502", vec![("claim_id", "null")]),
-        ("23502", vec![("fingerprint", "null")]),
-        ("23502", vec![("state", "null"), ("status", "null"), ("headers", "null"), ("body", "null")]),
-        ("23502", vec![("attempt", "null")]),
-        ("23502", vec![("created_at", "null")]),
-        ("23502", vec![("expires_at", "null")]),
+        ("23502", [("tenant_id", "null")]),
+        ("23502", [("operation", "null")]),
+        ("23502", [("idempotency_key", "null")]),
+        ("23502", [("claim_id", "null")]),
+        ("23502", [("fingerprint", "null")]),
+        ("23502", [("state", "null")]),
+        ("23502", [("attempt", "null")]),
+        ("23502", [("created_at", "null")]),
+        ("23502", [("expires_at", "null")]),
     ];
-    for (constraint, changes) in &refused {
-        assert_eq!(insert(&db, changes).await, Err((*constraint).to_owned()), "{changes:?}");
+    for (constraint, changes) in refused {
+        assert_eq!(insert(&db, &changes).await, Err(constraint.to_owned()), "{changes:?}");
     }
     assert_eq!(insert(&db, &[]).await, Ok(()));
     assert_eq!(insert(&db, &[]).await, Err("record_pkey".to_owned()));
 
-    // None is left out.
-    let tried: BTreeSet<_> =
-        refused.iter().map(|(name, _)| (*name).to_owned()).filter(|n| n != "23502").collect();
-    let named: Vec<String> = sqlx::query_scalar(
+    // A check would be compiled anew for every claim and every settlement.
+    let checks: Vec<String> = sqlx::query_scalar(
         "select conname::text from pg_constraint
-         where conrelid = 'idempotency.record'::regclass and contype not in ('n', 'p') order by 1",
+         where conrelid = 'idempotency.record'::regclass and contype not in ('n', 'p')",
     )
     .fetch_all(&*db)
     .await
     .unwrap();
-    assert_eq!(tried.into_iter().collect::<Vec<_>>(), named);
+    assert_eq!(checks, Vec::<String>::new());
 }
 
 #[tokio::test]
@@ -197,8 +149,6 @@ async fn what_is_at_its_bounds_is_taken() {
             ("resource_type", "'r'"),
             ("resource_id", "repeat('1', 255)"),
         ],
-        changed(&PENDING, &[("idempotency_key", "'p'"), ("lease_until", "now()")]),
-        changed(&PENDING, &[("idempotency_key", "'s'"), ("state", "'tombstone'")]),
     ];
     for changes in taken {
         assert_eq!(insert(&db, &changes).await, Ok(()), "{changes:?}");

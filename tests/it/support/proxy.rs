@@ -31,6 +31,12 @@ impl Message {
         matches!(self.kind, b'Q' | b'P') && self.body.windows(text.len()).any(|part| part == text.as_bytes())
     }
 
+    /// Whether the client waits for an answer after it: a statement of one message, or the end of a
+    /// statement in parts.
+    pub(crate) fn is_round_trip(&self) -> bool {
+        matches!(self.kind, b'Q' | b'S')
+    }
+
     /// Whether it executes a statement that was sent in parts.
     pub(crate) fn is_execute(&self) -> bool {
         self.kind == b'E'
@@ -85,8 +91,12 @@ impl Proxy {
 
     /// A pool through the proxy.
     pub(crate) async fn pool(&self, max_connections: u32) -> PgPool {
-        let pool = PgPoolOptions::new().max_connections(max_connections);
-        pool.connect_with(self.options.clone()).await.unwrap()
+        self.pool_with(PgPoolOptions::new().max_connections(max_connections)).await
+    }
+
+    /// As [`pool`](Self::pool), with these options.
+    pub(crate) async fn pool_with(&self, options: PgPoolOptions) -> PgPool {
+        options.connect_with(self.options.clone()).await.unwrap()
     }
 }
 
