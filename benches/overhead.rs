@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use devpg::Server;
 use harness::bank::{self, NewPayment};
-use harness::{Aim, Clients, Network, Plan, Report, Round, interleaved};
+use harness::{Aim, Clients, Network, Plan, Report, interleaved};
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tower_idempotency::{IdempotencyLayer, Tenant, Tx, migrate};
@@ -62,16 +62,7 @@ async fn compare(
 
     let distance = if network.is_some() { ", 1 ms to the database" } else { "" };
     let name = format!("{clients} client{}{distance}", if clients == 1 { "" } else { "s" });
-    let mut compare = |what: &str, unit, value: fn(&Round) -> f64, aim| {
-        let values = |rounds: &[Round]| rounds.iter().map(value).collect::<Vec<_>>();
-        let (layer, bare) = (values(&layer), values(&bare));
-        report.ratio(format!("{name}: {what}"), unit, ("layer", &layer), ("bare", &bare), aim);
-    };
-    compare("throughput", "requests/s", Round::rate, aim);
-    compare("p50", "µs", Round::p50, Aim::None);
-    compare("p99", "µs", Round::p99, Aim::None);
-    compare("processor, service and clients", "µs", Round::own_cpu, Aim::None);
-    compare("processor, database", "µs", Round::server_cpu, Aim::None);
+    report.rounds(&name, ("layer", &layer), ("bare", &bare), aim);
 }
 
 fn layered(pool: PgPool) -> Router {

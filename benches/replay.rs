@@ -1,7 +1,11 @@
 //! What a replay costs.
 //!
-//! Against a handler that reads one row by its primary key and answers with it, which is the least
-//! that any record in the database can cost.
+//! From the database: against a handler that reads one row by its primary key and answers with it,
+//! which is the least that any record in the database can cost. From the process, with
+//! `.replay_cache(..)`: against a handler that answers with the same bytes and looks at nothing.
+//! All parse the same JSON body, as a handler would.
+
+use std::net::SocketAddr;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -11,8 +15,8 @@ use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use devpg::Server;
-use harness::bank::{self, NewPayment};
-use harness::{Aim, Clients, Plan, Report, Round, interleaved};
+use harness::bank::{self, NewPayment, Payment};
+use harness::{Aim, Clients, Plan, Report, interleaved};
 use http_body_util::Full;
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
@@ -36,30 +40,30 @@ async fn bench() {
         .await
         .expect("a table");
 
-    let layer = harness::serve(layered(pool(&server).await)).await;
+    let layer = layer(pool(&server).await);
+    let read = harness::serve(layered(layer.clone())).await;
+    let cached = harness::serve(layered(layer.replay_cache(16 << 20))).await;
     let select = harness::serve(select(pool(&server).await)).await;
-    first_time(&setup, layer).await;
+    let bytes = harness::serve(bytes()).await;
+    first_time(&setup, read).await;
     for clients in [1, 16] {
-        let layer = Clients::connect(layer, clients).await.side(StatusCode::CREATED, retry);
-        let select = Clients::connect(select, clients).await.side(StatusCode::CREATED, read);
-        let [layer, select] = interleaved(plan, &server, [layer, select]).await;
+        let mut sides = Vec::new();
+        for address in [read, select, cached, bytes] {
+            let make = if address == select { lookup } else { retry };
+            sides.push(Clients::connect(address, clients).await.side(StatusCode::CREATED, make));
+        }
+        let sides = sides.try_into().unwrap_or_else(|_| panic!("BUG: four sides"));
+        let [read, select, cached, bytes] = interleaved(plan, &server, sides).await;
         let name = format!("{clients} client{}", if clients == 1 { "" } else { "s" });
-        let mut compare = |what: &str, unit, value: fn(&Round) -> f64, aim| {
-            let values = |rounds: &[Round]| rounds.iter().map(value).collect::<Vec<_>>();
-            let (layer, select) = (values(&layer), values(&select));
-            report.ratio(format!("{name}: {what}"), unit, ("replay", &layer), ("select", &select), aim);
-        };
-        compare("throughput", "requests/s", Round::rate, Aim::AtLeast(0.85));
-        compare("p50", "µs", Round::p50, Aim::None);
-        compare("p99", "µs", Round::p99, Aim::None);
-        compare("processor, service and clients", "µs", Round::own_cpu, Aim::None);
-        compare("processor, database", "µs", Round::server_cpu, Aim::None);
+        report.rounds(&name, ("replay", &read), ("select", &select), Aim::AtLeast(0.85));
+        let name = format!("{name}, cached");
+        report.rounds(&name, ("replay", &cached), ("bytes", &bytes), Aim::AtLeast(0.7));
     }
     report.finish();
 }
 
 /// Executes each key once, and copies the answers to the other side's table.
-async fn first_time(pool: &PgPool, layer: std::net::SocketAddr) {
+async fn first_time(pool: &PgPool, layer: SocketAddr) {
     let mut client = Clients::connect(layer, 1).await;
     for n in 0..KEYS {
         client.once(request(n), StatusCode::CREATED).await;
@@ -73,18 +77,20 @@ async fn first_time(pool: &PgPool, layer: std::net::SocketAddr) {
     .expect("copies");
 }
 
-fn layered(pool: PgPool) -> Router {
+fn layer(pool: PgPool) -> IdempotencyLayer {
+    IdempotencyLayer::new(pool, Tenant::single()).operation("payments.create")
+}
+
+fn layered(layer: IdempotencyLayer) -> Router {
     async fn create(mut tx: Tx, Json(new): Json<NewPayment>) -> Response {
         match bank::pay(&mut tx, &new).await {
             Ok(payment) => (StatusCode::CREATED, Json(payment)).into_response(),
             Err(error) => bank::failed(&error),
         }
     }
-    let layer = IdempotencyLayer::new(pool, Tenant::single()).operation("payments.create");
     Router::new().route("/payments", post(create).route_layer(layer))
 }
 
-/// It parses the same body, since a handler would.
 fn select(pool: PgPool) -> Router {
     async fn read(
         Path(id): Path<String>,
@@ -104,11 +110,21 @@ fn select(pool: PgPool) -> Router {
     Router::new().route("/answers/{id}", post(read)).with_state(pool)
 }
 
+fn bytes() -> Router {
+    async fn answer(Json(new): Json<NewPayment>) -> Response {
+        let id = uuid::Uuid::nil();
+        let NewPayment { account, amount, reference, .. } = new;
+        let payment = Payment { id, account, amount, balance: 1_000_000_000, reference };
+        (StatusCode::CREATED, Json(payment)).into_response()
+    }
+    Router::new().route("/payments", post(answer))
+}
+
 fn retry(_client: usize) -> Request<Full<Bytes>> {
     request(any())
 }
 
-fn read(_client: usize) -> Request<Full<Bytes>> {
+fn lookup(_client: usize) -> Request<Full<Bytes>> {
     let n = any();
     harness::post(&format!("/answers/{}", key(n)), None, body(n))
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use sqlx::PgPool;
 
-use crate::rounds::Plan;
+use crate::rounds::{Plan, Round};
 use crate::stats::Spread;
 use crate::{machine, plot};
 
@@ -117,6 +117,30 @@ impl Report {
             short(ratio.sides[1].1.median)
         );
         self.ratios.push(ratio);
+    }
+
+    /// All that rounds of requests say of a side and what it is held against. The aim is the
+    /// throughput's.
+    pub fn rounds(
+        &mut self,
+        name: &str,
+        (side, rounds): (&str, &[Round]),
+        (base, bases): (&str, &[Round]),
+        aim: Aim,
+    ) {
+        let mut compare = |what: &str, unit, value: fn(&Round) -> f64, aim| {
+            let values = |rounds: &[Round]| rounds.iter().map(value).collect::<Vec<_>>();
+            let (rounds, bases) = (values(rounds), values(bases));
+            // Where the system does not tell processor time, or a side does not use the database.
+            if rounds.iter().chain(&bases).all(|value| value.is_finite() && *value > 0.0) {
+                self.ratio(format!("{name}: {what}"), unit, (side, &rounds), (base, &bases), aim);
+            }
+        };
+        compare("throughput", "requests/s", Round::rate, aim);
+        compare("p50", "µs", Round::p50, Aim::None);
+        compare("p99", "µs", Round::p99, Aim::None);
+        compare("processor, service and clients", "µs", Round::own_cpu, Aim::None);
+        compare("processor, database", "µs", Round::server_cpu, Aim::None);
     }
 
     /// A figure that is not a ratio.
