@@ -42,6 +42,7 @@ pub(crate) enum Claim {
 }
 
 /// What the table knows of a key.
+#[derive(Clone)]
 pub(crate) struct Record {
     pub(crate) claim_id: Uuid,
     pub(crate) fingerprint: Vec<u8>,
