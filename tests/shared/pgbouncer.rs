@@ -1,12 +1,13 @@
 //! A PgBouncer in transaction mode, for more than one test program.
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use devpg::Tether;
 
@@ -49,6 +50,11 @@ impl Bouncer {
         }
         let bouncer = Self { port, program, dir, account, child: Mutex::default() };
         bouncer.restart();
+        let started = Instant::now();
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(started.elapsed() < Duration::from_secs(20), "pgbouncer does not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
         bouncer
     }
 

@@ -88,10 +88,11 @@ pub(crate) fn tenant() -> Tenant {
     })
 }
 
-/// Writes one effect through any connection.
+/// Writes one effect through any connection; without a name, for PgBouncer.
 pub(crate) async fn effect(connection: &mut sqlx::PgConnection, name: &str) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar("insert into effect (name) values ($1) returning id")
         .bind(name)
+        .persistent(false)
         .fetch_one(connection)
         .await
 }

@@ -19,7 +19,26 @@ use self::bouncer::{Bouncer, program};
 mod bouncer;
 
 /// Those that keep the direct connection, and why.
-const DIRECT: [(&str, &str); 0] = [];
+const DIRECT: [(&str, &str); 6] = [
+    ("check::each_missing_privilege_is_named_with_the_remedy", "PgBouncer has one role"),
+    (
+        "session::a_connection_whose_statements_a_handler_deallocated_does_no_harm_for_long",
+        "prepared statements of a session",
+    ),
+    ("session::functions_of_the_applications_own_that_come_first_change_nothing", "SET, for a session"),
+    (
+        "session::whatever_a_handler_does_to_its_session_the_next_key_is_right",
+        "SET, LISTEN, cursors and locks",
+    ),
+    (
+        "settings::the_transaction_frees_the_key_when_its_owner_is_gone_and_the_pool_keeps_its_own_settings",
+        "settings of a session",
+    ),
+    (
+        "settings::unnamed_statements_do_the_same_without_leaving_a_name_on_the_connection",
+        "prepared statements of a session",
+    ),
+];
 
 /// Names of databases that are reached through it.
 static REACHED: Mutex<Option<HashSet<String>>> = Mutex::new(None);
