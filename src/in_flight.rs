@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch};
 
+use crate::flight::{Flight, IN_FLIGHT_HOLDS};
 use crate::rejection::RejectionKind;
 use crate::scope::ScopeHash;
 
@@ -52,6 +53,7 @@ pub(crate) struct InFlight(Arc<Mutex<HashMap<ScopeHash, Key>>>);
 struct Key {
     executing: Arc<watch::Sender<bool>>,
     asking: Arc<Asking>,
+    flight: Option<Arc<Flight>>,
     visits: usize,
 }
 
@@ -109,6 +111,22 @@ impl Visit {
         let _ = executing.wait_for(|now| *now == state).await;
     }
 
+    /// The claims of the key since it was last executed here: what they were told before that is not
+    /// true any more.
+    pub(crate) fn flight(&self) -> Arc<Flight> {
+        let mut keys = self.registry.lock();
+        Arc::clone(keys.entry(self.scope).or_default().flight.get_or_insert_default())
+    }
+
+    /// Keeps in mind that the key is in flight elsewhere, also when all have gone who were told.
+    pub(crate) fn linger(&self) {
+        let visit = self.registry.visit(self.scope);
+        tokio::spawn(async move {
+            tokio::time::sleep(IN_FLIGHT_HOLDS).await;
+            drop(visit);
+        });
+    }
+
     /// The turn to ask for all, unless somebody here has it.
     pub(crate) fn first_turn(&self) -> Option<Turn> {
         Arc::clone(&self.asking.turn).try_lock_owned().ok().map(Turn)
@@ -156,6 +174,9 @@ pub(crate) struct Executing(Visit);
 
 impl Drop for Executing {
     fn drop(&mut self) {
+        if let Some(key) = self.0.registry.lock().get_mut(&self.0.scope) {
+            key.flight = None;
+        }
         self.0.executing.send_replace(false);
     }
 }
@@ -164,6 +185,8 @@ impl Drop for Executing {
 mod tests {
     use super::*;
     use crate::IdempotencyKey;
+    use crate::claim::Claim;
+    use crate::flight::{Joined, STORM, Shared};
     use crate::scope::Scope;
 
     #[test]
@@ -180,5 +203,21 @@ mod tests {
         assert!(!second.is_executing());
         drop(second);
         assert!(registry.lock().is_empty());
+    }
+
+    /// Else the client that has its answer would be told that it is not there.
+    #[tokio::test]
+    async fn what_the_database_said_before_an_execution_here_is_not_said_after_it() {
+        let registry = InFlight::default();
+        let key = IdempotencyKey::new("k").unwrap();
+        let visit = registry.visit(Scope { tenant: "t".into(), operation: "o".into(), key }.hash());
+        for _ in 0..STORM {
+            let flight = visit.flight();
+            let Joined::Lead(lead) = flight.join().await else { panic!("it is said too early") };
+            lead.tell(&Ok(Claim::InFlight));
+        }
+        assert!(matches!(visit.flight().join().await, Joined::Told(Shared::InFlight)));
+        drop(visit.execute());
+        assert!(matches!(visit.flight().join().await, Joined::Lead(_)));
     }
 }

@@ -8,6 +8,7 @@ mod scope;
 mod fingerprint;
 mod claim;
 mod connection;
+mod flight;
 mod in_flight;
 mod settled;
 mod wait;

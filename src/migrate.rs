@@ -2,7 +2,7 @@
 
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use sqlx::postgres::PgPool;
-use sqlx::{Connection as _, Row as _, SqlSafeStr as _};
+use sqlx::{AssertSqlSafe, Connection as _, Row as _, SqlSafeStr as _};
 
 use crate::error::{Error, refusal};
 use crate::rejection::RejectionKind;
@@ -69,8 +69,8 @@ const MIGRATIONS: [(i64, &str, &str); 3] = [
 /// Says what is wrong with the database, if anything.
 pub(crate) async fn check(pool: &PgPool) -> Result<(), Error> {
     let failed = |error: sqlx::Error| Error::database("checking the schema `idempotency`", error);
-    let found =
-        sqlx::query(include_str!("sql/check.sql")).persistent(false).fetch_one(pool).await.map_err(failed)?;
+    // Each in one message: through a transaction-pooling proxy the next one may meet another session.
+    let found = sqlx::raw_sql(include_str!("sql/check.sql")).fetch_one(pool).await.map_err(failed)?;
     let flag = |name| found.try_get::<bool, _>(name).map_err(failed);
     let version: i32 = found.try_get("version").map_err(failed)?;
     if version < OLDEST_SERVER {
@@ -96,11 +96,8 @@ pub(crate) async fn check(pool: &PgPool) -> Result<(), Error> {
     }
     // Prepared, not run: a missing column is an error, and nothing is touched.
     for statement in STATEMENTS {
-        let prepared = async {
-            let mut connection = pool.acquire().await?;
-            sqlx::Executor::prepare(&mut *connection, statement.into_sql_str()).await.map(drop)
-        };
-        prepared.await.map_err(|error| match refusal(&error) {
+        let prepared = format!("prepare {CHECKED} as {statement}\n; deallocate {CHECKED}");
+        sqlx::raw_sql(AssertSqlSafe(prepared)).execute(pool).await.map_err(|error| match refusal(&error) {
             RejectionKind::MigrationMissing => Error::misconfigured(format!(
                 "the schema `idempotency` is of another version than this crate ({error}); call `tower_idempotency::migrate(&pool)` at start, or run the files in `migrations/`"
             )),
@@ -135,6 +132,9 @@ pub(crate) const STATEMENTS: [&str; 22] = [
     include_str!("sql/settle.sql"),
     include_str!("sql/sweep.sql"),
 ];
+
+/// A prepared statement's name, for as long as one message takes.
+const CHECKED: &str = "tower_idempotency_check";
 
 /// The first with `client_connection_check_interval`.
 const OLDEST_SERVER: i32 = 140_000;

@@ -7,6 +7,7 @@ use axum::response::Response;
 use futures_util::future::BoxFuture;
 use http::header::LOCATION;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use uuid::Uuid;
 
 use crate::claim::{Record, Verdict};
 use crate::fingerprint::Digest;
@@ -31,15 +32,17 @@ pub(crate) fn replay(record: Record, fingerprint: &Digest) -> Replay {
     }
     match record.verdict {
         Verdict::Tombstone => return Replay::Refused(RejectionKind::ResponseExpired, None),
-        Verdict::Broken | Verdict::Lapsed => return unreadable("its state is not one of a settled record"),
+        Verdict::Broken | Verdict::Lapsed => {
+            return unreadable(record.claim_id, "its state is not one of a settled record");
+        }
         Verdict::Completed | Verdict::Failed => {}
     }
     let status = record.status.and_then(|status| u16::try_from(status).ok());
     let Some(status) = status.and_then(|status| StatusCode::from_u16(status).ok()) else {
-        return unreadable("it has no status");
+        return unreadable(record.claim_id, "it has no status that HTTP knows");
     };
     let Some(headers) = record.headers.as_deref().and_then(decode) else {
-        return unreadable("its headers are not of a known format");
+        return unreadable(record.claim_id, "its headers are not of a known format");
     };
     match (record.body, record.resource) {
         (Some(body), _) => Replay::Response(response(status, headers, Body::from(body))),
@@ -48,9 +51,10 @@ pub(crate) fn replay(record: Record, fingerprint: &Digest) -> Replay {
     }
 }
 
-fn unreadable(why: &str) -> Replay {
+fn unreadable(claim_id: Uuid, why: &str) -> Replay {
     tracing::error!(
-        "a record cannot be read: {why}; a handler ended its transaction itself, or another version wrote the row. Look at what the key stands for, then delete the row by hand"
+        %claim_id,
+        "a record cannot be read: {why}; a handler ended its transaction itself, or another version wrote the row. Look at what the key stands for, then delete the row of `idempotency.record` with this claim_id by hand"
     );
     Replay::Refused(RejectionKind::RecordUnreadable, None)
 }

@@ -136,6 +136,8 @@ pub(crate) async fn commit(
             let conflict = is_conflict(&error);
             let kind = match sqlstate(&error).as_deref() {
                 Some("23514" | "22003" | "54000") => RejectionKind::ResponseUnstorable,
+                // Through a transaction-pooling proxy: a transaction would have kept its backend.
+                Some("26000") if !database.named_statements => RejectionKind::TransactionEnded,
                 _ => refusal(&error),
             };
             tracing::error!(

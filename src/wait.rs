@@ -9,6 +9,7 @@ use crate::claim::{self, Claim, claim, read_settled};
 use crate::connection::Connection;
 use crate::detach::Detach;
 use crate::error::claim_failed;
+use crate::flight::{Joined, Shared};
 use crate::in_flight::Visit;
 use crate::layer::Config;
 use crate::rejection::RejectionKind;
@@ -28,7 +29,7 @@ impl Config {
         // Of a storm of duplicates that can wait only one asks the database, for all.
         let mut turn = if self.wait.is_zero() { None } else { visit.first_turn() };
         let mut claim = if self.wait.is_zero() || turn.is_some() {
-            self.try_claim(visit, request).await?
+            self.ask(visit, request).await?
         } else {
             Claim::InFlight
         };
@@ -59,8 +60,31 @@ impl Config {
                     pause = (pause * 2).min(LAST_PAUSE);
                 }
             }
-            claim = self.try_claim(visit, request).await?;
+            claim = self.ask(visit, request).await?;
         }
+    }
+
+    /// Claims the key, or shares what a claim comes to that is under way here.
+    async fn ask(self: &Arc<Self>, visit: &Visit, request: &claim::Request) -> Result<Claim, RejectionKind> {
+        let flight = visit.flight();
+        let joined = tokio::select! {
+            biased;
+            () = visit.begun() => return Ok(Claim::InFlight),
+            joined = tokio::time::timeout(self.database.acquire_timeout, flight.join()) => joined,
+        };
+        let lead = match joined {
+            Ok(Joined::Lead(lead)) => lead,
+            Ok(Joined::Told(Shared::InFlight)) => return Ok(Claim::InFlight),
+            Ok(Joined::Told(Shared::Settled(record))) => return Ok(Claim::Settled(record)),
+            Ok(Joined::Told(Shared::Refused(kind))) => return Err(kind),
+            Err(_) => return Err(RejectionKind::TooManyInFlight),
+        };
+        let claim = self.try_claim(visit, request).await;
+        if matches!(claim, Ok(Claim::InFlight)) {
+            visit.linger();
+        }
+        lead.tell(&claim);
+        claim
     }
 
     async fn try_claim(

@@ -13,7 +13,7 @@ on conflict (tenant_id, operation, idempotency_key) do update set
   status = excluded.status, headers = excluded.headers, body = excluded.body,
   resource_type = excluded.resource_type, resource_id = excluded.resource_id,
   created_at = excluded.created_at, lease_until = null, expires_at = excluded.expires_at, tombstone = null
-where r.state <> 'pending'
+where r.state in ('completed', 'failed', 'tombstone')
   and r.expires_at + case when r.state = 'completed' then coalesce(r.tombstone, '0') else '0' end
     <= pg_catalog.now()
 returning r.attempt

@@ -6,6 +6,7 @@
 select
   claim_id, fingerprint, status, headers, body, resource_type, resource_id,
   case
+    when state not in ('pending', 'completed', 'failed', 'tombstone')      then 'unknown'  -- a newer version's
     when state = 'pending' and lease_until > pg_catalog.now()              then 'in flight'
     when state = 'pending' and expires_at <= pg_catalog.now()              then 'forgotten'
     when state = 'pending' and lease_until is null                         then 'broken'  -- its transaction was ended by hand

@@ -14,7 +14,7 @@ from lock
 where lock.taken
   and r.tenant_id = $1 and r.operation = $2 and r.idempotency_key = $3
   and (
-    (r.state <> 'pending'
+    (r.state in ('completed', 'failed', 'tombstone')
       and r.expires_at + case when r.state = 'completed' then coalesce(r.tombstone, '0') else '0' end
         <= pg_catalog.now())
     or (r.state = 'pending' and r.expires_at <= pg_catalog.now()

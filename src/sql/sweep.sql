@@ -1,5 +1,5 @@
 -- One batch of expired rows: deleted, or turned into tombstones. Never a live row, never a pending
--- one within its time.
+-- one within its time, never one in a state that only a newer version knows.
 --
 -- $1 rows at most
 --
@@ -10,7 +10,8 @@ with due as materialized (
          state = 'completed' and expires_at + coalesce(tombstone, '0') > pg_catalog.now() as refuse
   from idempotency.record
   where expires_at <= pg_catalog.now()
-    and (state <> 'pending' or coalesce(lease_until, expires_at) <= pg_catalog.now())
+    and (state in ('completed', 'failed', 'tombstone')
+      or (state = 'pending' and coalesce(lease_until, expires_at) <= pg_catalog.now()))
   order by expires_at
   limit $1
   for update skip locked

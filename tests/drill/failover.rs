@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use devpg::Tether;
 use sqlx::PgPool;
 
 use crate::faults::Made;
@@ -20,6 +21,7 @@ use crate::site::{Site, admin};
 pub(crate) struct Standby {
     port: u16,
     process: Child,
+    tether: Option<Tether>,
     admin: PgPool,
 }
 
@@ -60,7 +62,9 @@ impl Standby {
             .spawn()
             .unwrap();
         let admin = admin(server.tcp_options("postgres").port(port));
-        let standby = Self { port, process, admin };
+        // In order: QUIT takes its children with it.
+        let tether = Some(Tether::to(&process, "QUIT").unwrap());
+        let standby = Self { port, process, tether, admin };
         standby.replicates(site).await;
         standby
     }
@@ -103,6 +107,7 @@ impl Drop for Standby {
         // In order: QUIT takes its children with it.
         let quit = ["-c", "kill -s QUIT $1", "sh", &self.process.id().to_string()];
         let _ = Command::new("/bin/sh").args(quit).status();
+        drop(self.tether.take());
         let _ = self.process.wait();
     }
 }

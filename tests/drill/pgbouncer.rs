@@ -1,12 +1,7 @@
 //! The same through PgBouncer in transaction mode.
 
-use std::fs;
-use std::net::TcpListener;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
@@ -18,100 +13,26 @@ use crate::network::Network;
 use crate::service::{Service, Settings};
 use crate::site::{Replica, Site, server, settings};
 
-/// A running PgBouncer. It ends when it is dropped.
-pub(crate) struct Bouncer {
-    pub(crate) port: u16,
-    program: PathBuf,
-    dir: PathBuf,
-    /// Not root: it refuses to be.
-    account: Option<(u32, u32)>,
-    child: Mutex<Option<Child>>,
-}
+#[path = "../shared/pgbouncer.rs"]
+mod bouncer;
 
-impl Bouncer {
-    fn start(program: PathBuf, server: &devpg::Server) -> Self {
-        let owner = fs::metadata(server.data_dir()).unwrap();
-        let account = (fs::metadata("/proc/self").unwrap().uid() == 0).then(|| (owner.uid(), owner.gid()));
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let dir = std::env::temp_dir().join(format!("drill-pgbouncer-{}-{port}", std::process::id()));
-        fs::create_dir(&dir).unwrap();
-        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
-        let file = dir.join("pgbouncer.ini");
-        fs::write(&file, ini(server, port)).unwrap();
-        for path in [&dir, &file] {
-            if let Some((uid, gid)) = account {
-                chown(path, Some(uid), Some(gid)).unwrap();
-            }
-        }
-        let bouncer = Self { port, program, dir, account, child: Mutex::default() };
-        bouncer.restart();
-        bouncer
-    }
+pub(crate) use bouncer::Bouncer;
+use bouncer::program;
 
-    pub(crate) fn kill(&self) {
-        if let Some(mut child) = self.child().take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-    }
-
-    pub(crate) fn restart(&self) {
-        self.kill();
-        let mut command = Command::new(&self.program);
-        if let Some((uid, gid)) = self.account {
-            command.uid(uid).gid(gid);
-        }
-        command.current_dir(&self.dir).arg("-q").arg(self.dir.join("pgbouncer.ini"));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        *self.child() = Some(command.spawn().unwrap());
-    }
-
-    fn child(&self) -> std::sync::MutexGuard<'_, Option<Child>> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Bouncer {
-    fn drop(&mut self) {
-        self.kill();
-        let _ = fs::remove_dir_all(&self.dir);
-    }
-}
-
-/// Fewer connections than its clients have: they share.
-fn ini(server: &devpg::Server, port: u16) -> String {
-    format!(
-        "[databases]\n\
-         postgres = host=127.0.0.1 port={} user=postgres password={} dbname=postgres\n\
-         [pgbouncer]\n\
-         listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
-         auth_type = any\npool_mode = transaction\ndefault_pool_size = 5\n\
-         server_round_robin = 1\nserver_login_retry = 1\nquery_wait_timeout = 5\n\
-         ignore_startup_parameters = extra_float_digits\n",
+/// Fewer connections than its clients have.
+fn start(program: PathBuf, server: &devpg::Server) -> Bouncer {
+    let database = format!(
+        "postgres = host=127.0.0.1 port={} user=postgres password={} dbname=postgres",
         server.port(),
         server.password(),
-    )
-}
-
-/// `None` where it is not installed, and need not be.
-fn program() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let usual = ["/usr/sbin".into(), "/usr/local/sbin".into()];
-    let mut places = std::env::split_paths(&path).chain(usual).map(|dir: PathBuf| dir.join("pgbouncer"));
-    let found = places.find(|program| program.is_file());
-    if found.is_none() {
-        let required = std::env::var("TOWER_IDEMPOTENCY_REQUIRE").unwrap_or_default();
-        let required = required.split(',').any(|name| name.trim() == "pgbouncer");
-        assert!(!required, "pgbouncer is not installed");
-        eprintln!("SKIPPED: pgbouncer is not installed");
-    }
-    found
+    );
+    Bouncer::start(program, server, &database, 5)
 }
 
 /// Two replicas with more connections than PgBouncer has to the server.
 async fn site_through(program: PathBuf, log: &Path) -> Site {
     let server = server();
-    let bouncer = Bouncer::start(program, &server);
+    let bouncer = start(program, &server);
     let mut replicas = Vec::new();
     for pool in [5, 5] {
         let network = Network::to(bouncer.port).await;

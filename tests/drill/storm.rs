@@ -158,6 +158,52 @@ async fn two_thousand_duplicates_that_do_not_wait_are_told_without_the_database(
     assert_eq!(leader.await.unwrap().0, 201);
 }
 
+/// They come all the time, twice a second each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_thousand_duplicates_that_do_not_wait_cost_another_process_thirty_claims_a_second() {
+    let server = server();
+    let admin = admin(server.options("postgres"));
+    migrate(&admin).await;
+    let open = watch::Sender::new(false);
+    let here = Process::start(&server, &open, |layer| layer).await;
+    let there = Arc::new(Process::start(&server, &open, |layer| layer).await);
+    let leader = tokio::spawn(here.send("/slow", "storm"));
+    in_flight(&admin).await;
+    let started = Instant::now();
+    let mut storm = JoinSet::new();
+    for n in 0..2000 {
+        let there = Arc::clone(&there);
+        storm.spawn(async move {
+            let mut told = 0;
+            tokio::time::sleep(Duration::from_micros(n * 250)).await;
+            while started.elapsed() < Duration::from_secs(3) {
+                let (status, body) = there.send("/slow", "storm").await;
+                assert!(status == 409 && body.contains("in-flight"), "{status} {body}");
+                told += 1;
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            told
+        });
+    }
+    there.serves_others("there").await;
+    let told: usize = storm.join_all().await.into_iter().sum();
+    let (claims, took) = (there.claims(), started.elapsed());
+    assert!(told > 4000, "no storm: {told}");
+    let most = 10 + 30 * usize::try_from(took.as_millis()).unwrap() / 1000;
+    assert!((1..=most).contains(&claims), "{claims} claims in {took:?}");
+
+    open.send_replace(true);
+    let first = leader.await.unwrap();
+    assert_eq!(first.0, 201);
+    let settled = Instant::now();
+    let mut again = there.send("/slow", "storm").await;
+    while again.0 == 409 {
+        assert!(settled.elapsed() < Duration::from_secs(1), "it is settled, and {again:?}");
+        again = there.send("/slow", "storm").await;
+    }
+    assert_eq!(again, first);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_keys_at_once_are_503_before_the_pool_starves() {
     let server = server();

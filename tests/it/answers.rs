@@ -9,7 +9,7 @@ use axum::routing::post;
 use axum::{Router, extract::Request};
 use tower_idempotency::{Outcome, Rejection, RejectionKind, Retry, Tx};
 
-use crate::support::{database, effect, layer, serve};
+use crate::support::{database, effect, layer, layer_of, serve};
 
 async fn pay(mut tx: Tx) -> (StatusCode, String) {
     let id = effect(&mut tx, "paid").await.unwrap();
@@ -64,7 +64,7 @@ async fn rejection_with_draws_all_of_them_also_those_of_the_extractor() {
     let twice = async |_first: Tx, _second: Tx| "unreachable";
     let full = drawn.clone().operation("full").max_in_flight(1).acquire_timeout(std::time::Duration::ZERO);
     let held = db.pool(1).await;
-    let none = tower_idempotency::IdempotencyLayer::new(held.clone(), crate::support::tenant())
+    let none = layer_of(&held, crate::support::tenant())
         .operation("none")
         .acquire_timeout(std::time::Duration::from_millis(50))
         .rejection_with(|rejection| (StatusCode::IM_A_TEAPOT, rejection.kind().code()).into_response());

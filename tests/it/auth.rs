@@ -13,10 +13,10 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use sqlx::PgPool;
-use tower_idempotency::{IdempotencyLayer, Tenant, Tx};
+use tower_idempotency::{Tenant, Tx};
 use uuid::Uuid;
 
-use crate::support::{Call, Logs, Service, database, effect, effects, records, serve, states};
+use crate::support::{Call, Logs, Service, database, effect, effects, layer_of, records, serve, states};
 
 #[derive(Clone)]
 struct User {
@@ -71,8 +71,7 @@ async fn tenants(pool: &PgPool) -> Vec<String> {
 #[tokio::test]
 async fn auth_as_a_layer_that_sets_an_extension_resolves_the_tenant() {
     let db = database().await;
-    let layer = IdempotencyLayer::new(db.clone(), Tenant::extension(|user: &User| user.account.clone()))
-        .operation("pay");
+    let layer = layer_of(&db, Tenant::extension(|user: &User| user.account.clone())).operation("pay");
     let app = Router::new().route("/", post(pay).route_layer(layer)).layer(from_fn(authenticate));
     let service = serve(app).await;
     let alice = paid(&service, "alice").send().await;
@@ -90,7 +89,7 @@ async fn auth_as_an_extractor_resolves_the_tenant_even_if_it_needs_the_only_conn
     let db = database().await;
     let pool = db.pool(1).await;
     let tenant = Tenant::extractor(pool.clone(), |user: AuthUser| user.account);
-    let layer = IdempotencyLayer::new(pool.clone(), tenant).operation("pay");
+    let layer = layer_of(&pool, tenant).operation("pay");
     let service = serve(Router::new().route("/", post(pay).route_layer(layer))).await;
     let alice = paid(&service, "alice").send().await;
     assert_eq!(alice.status, 201);
@@ -103,7 +102,7 @@ async fn auth_as_an_extractor_resolves_the_tenant_even_if_it_needs_the_only_conn
 async fn the_rejection_of_an_extractor_is_the_answer_and_nothing_is_stored() {
     let db = database().await;
     let tenant = Tenant::extractor(PgPool::clone(&db), |user: AuthUser| user.account);
-    let layer = IdempotencyLayer::new(db.clone(), tenant).operation("pay");
+    let layer = layer_of(&db, tenant).operation("pay");
     let service = serve(Router::new().route("/", post(pay).route_layer(layer))).await;
     let refused = paid(&service, "expired").send().await;
     assert_eq!((refused.status.as_u16(), refused.text()), (401, "who are you?"));
@@ -130,7 +129,7 @@ impl<S: Sync> FromRequestParts<S> for Counted {
 #[tokio::test]
 async fn an_extractor_runs_once_in_the_layer_and_once_in_the_handler() {
     let db = database().await;
-    let layer = IdempotencyLayer::new(db.clone(), Tenant::extractor((), |_: Counted| "one")).operation("pay");
+    let layer = layer_of(&db, Tenant::extractor((), |_: Counted| "one")).operation("pay");
     let handler = async |_: Counted, mut tx: Tx| effect(&mut tx, "paid").await.unwrap().to_string();
     let count = Extractions::default();
     let app = Router::new().route("/", post(handler).route_layer(layer));
@@ -145,8 +144,7 @@ async fn an_extractor_runs_once_in_the_layer_and_once_in_the_handler() {
 async fn a_missing_extension_is_a_500_whose_log_line_names_the_type() {
     let logs = Logs::capture();
     let db = database().await;
-    let layer = IdempotencyLayer::new(db.clone(), Tenant::extension(|user: &User| user.account.clone()))
-        .operation("pay");
+    let layer = layer_of(&db, Tenant::extension(|user: &User| user.account.clone())).operation("pay");
     let service = serve(Router::new().route("/", post(pay).route_layer(layer))).await;
     let answer = paid(&service, "alice").send().await;
     answer.is_rejected(500, "extension-missing");
@@ -166,8 +164,7 @@ async fn nobody_is_a_403_and_nothing_runs() {
         request.extensions_mut().insert(User { account });
         next.run(request).await
     }
-    let layer = IdempotencyLayer::new(db.clone(), Tenant::extension(|user: &User| user.account.clone()))
-        .operation("pay");
+    let layer = layer_of(&db, Tenant::extension(|user: &User| user.account.clone())).operation("pay");
     let service = serve(Router::new().route("/", post(pay).route_layer(layer)).layer(from_fn(nobody))).await;
     let none = service.post("/").key("k").send().await;
     none.is_rejected(403, "tenant-missing");
@@ -181,7 +178,7 @@ async fn nobody_is_a_403_and_nothing_runs() {
 async fn a_trusted_header_must_be_there_once_and_readable() {
     let db = database().await;
     let tenant = Tenant::trusted_header(HeaderName::from_static("x-account"));
-    let layer = IdempotencyLayer::new(db.clone(), tenant).operation("pay");
+    let layer = layer_of(&db, tenant).operation("pay");
     let service = serve(Router::new().route("/", post(pay).route_layer(layer))).await;
     let call = || service.post("/").key("k");
     call().send().await.is_rejected(403, "tenant-missing");
@@ -214,7 +211,7 @@ async fn numbers_and_uuids_and_options_of_them_name_a_tenant() {
     expected.sort_unstable();
     let mut app = Router::new();
     for (at, (tenant, _)) in values.into_iter().enumerate() {
-        let layer = IdempotencyLayer::new(db.clone(), tenant).operation(format!("pay {at}"));
+        let layer = layer_of(&db, tenant).operation(format!("pay {at}"));
         app = app.route(&format!("/{at}"), post(pay).route_layer(layer));
     }
     let service = serve(app).await;
@@ -228,7 +225,7 @@ async fn numbers_and_uuids_and_options_of_them_name_a_tenant() {
 async fn a_tenant_that_cannot_be_stored_is_a_500_and_is_not_echoed() {
     let db = database().await;
     let tenant = Tenant::from_fn(|parts: &Parts| parts.uri.path().trim_start_matches('/').to_owned());
-    let layer = IdempotencyLayer::new(db.clone(), tenant).operation("pay");
+    let layer = layer_of(&db, tenant).operation("pay");
     let service = serve(Router::new().route("/{*tenant}", post(pay).route_layer(layer))).await;
     let fits = "t".repeat(255);
     assert_eq!(service.post(&format!("/{fits}")).key("k").send().await.status, 201);
@@ -242,7 +239,7 @@ async fn a_tenant_that_cannot_be_stored_is_a_500_and_is_not_echoed() {
 async fn a_handlers_401_is_not_recorded_and_the_refreshed_tokens_retry_runs() {
     let db = database().await;
     // The tenant comes from a gateway; the handler itself looks at the token.
-    let layer = IdempotencyLayer::new(db.clone(), Tenant::single()).operation("pay");
+    let layer = layer_of(&db, Tenant::single()).operation("pay");
     let handler = async |headers: HeaderMap, mut tx: Tx| {
         let id = effect(&mut tx, "paid").await.unwrap();
         if account(&headers).is_none() { unauthorized() } else { id.to_string().into_response() }

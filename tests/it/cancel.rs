@@ -8,11 +8,10 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
-use sqlx::{Connection as _, PgPool};
 use tower::ServiceExt as _;
 use tower_idempotency::{IdempotencyLayer, Tx};
 
-use crate::support::{database, effect, effects, layer, no_transaction_is_left};
+use crate::support::{database, effect, effects, is_sound, layer};
 
 fn app(layer: &IdempotencyLayer) -> Router {
     let handler = async |mut tx: Tx, body: String| {
@@ -45,25 +44,6 @@ async fn polled<T>(future: impl Future<Output = T>, mut polls: usize) -> Option<
     .await
 }
 
-/// Every connection of the pool is outside of a transaction: what it writes is seen at once.
-async fn the_pool_is_sound(pool: &PgPool) {
-    no_transaction_is_left(pool).await;
-    let mut connections = Vec::new();
-    while let Some(connection) = pool.try_acquire() {
-        connections.push(connection);
-    }
-    for connection in &mut connections {
-        let id = effect(connection, "probe").await.unwrap();
-        let mut other = sqlx::PgConnection::connect_with(&pool.connect_options()).await.unwrap();
-        let seen: bool = sqlx::query_scalar("select exists (select from effect where id = $1)")
-            .bind(id)
-            .fetch_one(&mut other)
-            .await
-            .unwrap();
-        assert!(seen, "a write through a connection of the pool is invisible");
-    }
-}
-
 #[tokio::test]
 async fn a_request_dropped_at_any_poll_leaves_a_sound_pool_and_its_retry_gives_one_effect() {
     let db = database().await;
@@ -76,7 +56,7 @@ async fn a_request_dropped_at_any_poll_leaves_a_sound_pool_and_its_retry_gives_o
         let done = polled(app(&layer).oneshot(request(Some(&name), &name)), polls).await;
         dropped += usize::from(done.is_none());
         layer.drain().await;
-        the_pool_is_sound(&pool).await;
+        is_sound(&db, &pool).await;
         let retry = app(&layer).oneshot(request(Some(&name), &name)).await.unwrap();
         assert_eq!(retry.status(), 201, "after {polls} polls");
         assert_eq!(effects(&db, &name).await, 1, "after {polls} polls");
@@ -93,7 +73,7 @@ async fn a_request_without_a_key_dropped_at_any_poll_leaves_a_sound_pool() {
     for (round, polls) in (0..4).flat_map(|round| (0..12).map(move |polls| (round, polls))) {
         let name = format!("dropped-after-{polls}-{round}");
         let done = polled(app(&layer).oneshot(request(None, &name)), polls).await;
-        the_pool_is_sound(&pool).await;
+        is_sound(&db, &pool).await;
         let (first, second) = (effects(&db, &name).await, effects(&db, &format!("{name}, second")).await);
         assert_eq!(first, second, "half of the effects after {polls} polls");
         if done.is_some() {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
-use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
+use sqlx::{PgPool, Row as _};
 use tokio::sync::{Notify, Semaphore};
 use tower_idempotency::{IdempotencyLayer, Tx};
 
@@ -24,9 +24,8 @@ async fn twelve_handlers_that_also_use_the_pool_all_succeed_with_a_pool_of_two()
     let handler = async move |mut tx: Tx| {
         effect(&mut tx, "paid").await.unwrap();
         // With the transaction open, and needed until it ends.
-        let count: Result<i64, _> =
-            sqlx::query_scalar("select count(*) from effect").fetch_one(&second).await;
-        count.map(|count| count.to_string()).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
+        let count = sqlx::raw_sql("select count(*) from effect").fetch_one(&second).await;
+        count.map(|count| count.get::<i64, _>(0).to_string()).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
     };
     let service = Arc::new(serve(Router::new().route("/", post(handler).route_layer(layer(&pool)))).await);
     let calls: Vec<_> = (0..12)

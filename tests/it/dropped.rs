@@ -8,9 +8,9 @@ use axum::routing::post;
 use devpg::TestDb;
 use tokio::sync::mpsc;
 use tower::ServiceExt as _;
-use tower_idempotency::{Operation, Tx};
+use tower_idempotency::Tx;
 
-use crate::support::{Runs, database, effect, effects, eventually, is_sound, layer, serve};
+use crate::support::{Runs, database, effect, effects, eventually, is_sound, layer, operation_of, serve};
 
 /// Waits until a statement with this text is running.
 async fn is_running(db: &TestDb, text: &str) {
@@ -34,7 +34,7 @@ type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Resu
 async fn dropping_a_run_in_a_statement_frees_the_key_before_the_statement_ends() {
     let db = database().await;
     let pool = db.pool(1).await;
-    let operation = Operation::new(&pool, "payouts");
+    let operation = operation_of(&pool, "payouts");
     let dropped = operation.clone();
     let run = tokio::spawn(async move {
         let sleeps = async |mut tx: Tx| -> Result<()> {

@@ -14,7 +14,7 @@ use tower_idempotency::Tx;
 
 use crate::support::{
     Answer, Fate, Proxy, Runs, Service, Turnstile, database, effect, effects, eventually, is_sound, layer,
-    records, serve, states,
+    records, serve, states, through,
 };
 
 /// The first run is refused, later ones succeed.
@@ -195,14 +195,17 @@ async fn a_refusal_that_cannot_be_recorded_is_a_503() {
 #[tokio::test]
 async fn a_refusal_whose_recording_went_unanswered_is_settled_from_the_record() {
     let db = database().await;
+    let unnamed = through::unnamed(&db);
     let armed = AtomicBool::new(false);
     let cut = AtomicBool::new(false);
     let proxy = Proxy::to(&db, move |message| {
         if message.contains("keep the refusal") {
             armed.store(true, Ordering::SeqCst);
         }
-        let executes = message.is_execute() && armed.load(Ordering::SeqCst);
-        if executes && !cut.swap(true, Ordering::SeqCst) { Fate::Unanswered } else { Fate::Forward }
+        // By itself, or through PgBouncer in a transaction of its own.
+        let writes = if unnamed { message.is_query("COMMIT") } else { message.is_execute() };
+        let writes = writes && armed.load(Ordering::SeqCst);
+        if writes && !cut.swap(true, Ordering::SeqCst) { Fate::Unanswered } else { Fate::Forward }
     });
     let state = (Runs::default(), Turnstile::default());
     let service = replica(&proxy.pool(4).await, &state).await;

@@ -11,12 +11,13 @@ use tower_idempotency::outbox::{self, MemoryPublisher};
 use tower_idempotency::{Error, Inbox};
 
 use crate::support::outbox::{drain, event, relay};
-use crate::support::{Fate, Message, Proxy, database, effect, effects, no_transaction_is_left};
+use crate::support::{Fate, Message, Proxy, database, effect, effects, no_transaction_is_left, through};
 
 type Anyhow = Box<dyn std::error::Error + Send + Sync>;
 
 async fn bill(pool: &PgPool, runs: &AtomicUsize) -> Result<Processed<i64>, Anyhow> {
     let inbox = Inbox::new("billing");
+    let inbox = if through::unnamed(pool) { inbox.unnamed_statements() } else { inbox };
     inbox
         .process(pool, "m", async |mut tx| {
             runs.fetch_add(1, Ordering::SeqCst);

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use devpg::TestDb;
-use sqlx::PgPool;
+use sqlx::{PgPool, Row as _};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use tower_idempotency::{Isolation, Settlement, Tx};
@@ -20,7 +20,8 @@ use crate::support::{
 /// Both handlers count the effects before either of them has one: only one can have been first.
 async fn count_and_pay(mut tx: Tx, runs: Runs, both: Arc<Barrier>) -> Response {
     let counted = async {
-        let count: i64 = sqlx::query_scalar("select count(*) from effect").fetch_one(&mut *tx).await?;
+        let count: i64 =
+            sqlx::query_scalar("select count(*) from effect").persistent(false).fetch_one(&mut *tx).await?;
         if runs.next() <= 2 {
             both.wait().await;
         }
@@ -85,9 +86,8 @@ async fn strict_database(level: &str) -> TestDb {
 /// A service with connections that have the database's default, and one that pays or refuses.
 async fn strict_service(db: &TestDb, level: &str, layered: Isolation) -> (Service, PgPool) {
     let pool = db.pool(5).await;
-    let shown: String =
-        sqlx::query_scalar("show default_transaction_isolation").fetch_one(&pool).await.unwrap();
-    assert_eq!(shown, level);
+    let shown = sqlx::raw_sql("show default_transaction_isolation").fetch_one(&pool).await.unwrap();
+    assert_eq!(shown.get::<&str, _>(0), level);
     let layer = layer(&pool).isolation(layered).wait(Duration::from_secs(20));
     let pay = async |mut tx: Tx| paid(&mut tx).await;
     let refuse = async |mut tx: Tx| {

@@ -25,10 +25,12 @@ use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer};
 use tower_http::timeout::TimeoutLayer;
 use tower_http::trace::{DefaultMakeSpan, DefaultOnResponse, TraceLayer};
-use tower_idempotency::{IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED, IdempotencyLayer, Tenant, Tx};
+use tower_idempotency::{IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED, Tenant, Tx};
 use tracing::Level;
 
-use crate::support::{Logs, database, effect, effects, no_transaction_is_left, records, serve, states};
+use crate::support::{
+    Logs, database, effect, effects, layer_of, no_transaction_is_left, records, serve, states,
+};
 
 #[derive(Clone)]
 struct User {
@@ -74,8 +76,7 @@ fn trace() -> TraceLayer<tower_http::classify::SharedClassifier<tower_http::clas
 
 /// As on the page.
 fn app(pool: &PgPool) -> Router {
-    let idempotent =
-        IdempotencyLayer::new(pool.clone(), Tenant::extension(|user: &User| user.account.clone()));
+    let idempotent = layer_of(pool, Tenant::extension(|user: &User| user.account.clone()));
     let create_payment = post(create_payment)
         .route_layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, Duration::from_secs(10)))
         .route_layer(idempotent.operation("payments.create"));

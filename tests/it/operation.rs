@@ -10,7 +10,7 @@ use sqlx::PgPool;
 use tokio::sync::oneshot;
 use tower_idempotency::{Error, Operation, Ran, RejectionKind, Tx};
 
-use crate::support::{Turnstile, database, effect, effects, is_sound, layer, records, serve};
+use crate::support::{Turnstile, database, effect, effects, is_sound, layer, operation_of, records, serve};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Payout {
@@ -59,7 +59,7 @@ impl Failed {
 }
 
 fn payouts(pool: &PgPool) -> Operation {
-    Operation::new(pool, "payouts.create").tenant("acme")
+    operation_of(pool, "payouts.create").tenant("acme")
 }
 
 async fn pay(mut tx: Tx) -> Result<Payout, Failed> {
@@ -76,7 +76,7 @@ async fn a_second_run_gets_the_first_ones_result() {
     let second = payouts(&db).run("k", &("acme", 1250), pay).await.unwrap();
     assert_eq!(second, Ran::Replayed(first));
     // By another process, with another order of members.
-    let payouts = Operation::new(&db.pool(1).await, "payouts.list").tenant("acme");
+    let payouts = operation_of(&db.pool(1).await, "payouts.list").tenant("acme");
     let first = payouts.run("k", &Forward { from: 1, to: 2 }, pay).await.unwrap();
     let second = payouts.run("k", &Backward { to: 2, from: 1 }, pay).await.unwrap();
     assert_eq!(second, Ran::Replayed(first.into_value()));
@@ -101,8 +101,8 @@ async fn another_tenant_and_another_operation_have_keys_of_their_own() {
         payouts(&db),
         payouts(&db).tenant("other"),
         payouts(&db).tenant(7_i64),
-        Operation::new(&db, "payouts.cancel").tenant("acme"),
-        Operation::new(&db, "payouts.create"),
+        operation_of(&db, "payouts.cancel").tenant("acme"),
+        operation_of(&db, "payouts.create"),
     ] {
         assert!(operation.run("k", &1250, pay).await.unwrap().is_executed(), "{operation:?}");
     }

@@ -4,11 +4,11 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use tower_idempotency::outbox::{self, Event, MemoryPublisher, OPERATION, OPERATION_ID, Payload};
-use tower_idempotency::{Error, Idempotency, Operation, Tx};
+use tower_idempotency::{Error, Idempotency, Tx};
 use uuid::Uuid;
 
 use crate::support::outbox::{commit, drain, event, number, relay, waiting};
-use crate::support::{database, effect, effects, layer, serve};
+use crate::support::{database, effect, effects, layer, operation_of, serve};
 
 #[tokio::test]
 async fn an_event_of_a_rolled_back_transaction_does_not_exist() {
@@ -135,7 +135,7 @@ async fn an_event_of_an_idempotent_request_carries_its_operation() {
 async fn an_event_of_an_operation_without_http_carries_it_too_and_a_given_header_stays() {
     let db = database().await;
     let published = MemoryPublisher::default();
-    let operation = Operation::new(&db, "jobs.run");
+    let operation = operation_of(&db, "jobs.run");
     operation
         .run("k", "input", async |mut tx| {
             outbox::publish(&mut tx, &event("a", 1).header(OPERATION, "mine")).await?;

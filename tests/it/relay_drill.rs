@@ -10,7 +10,7 @@ use tower_idempotency::outbox::{self, Backoff, DeadLetters, Event, PublishError,
 use uuid::Uuid;
 
 use crate::support::outbox::{drain, event, lanes, number, waiting};
-use crate::support::{database, eventually};
+use crate::support::{database, eventually, through};
 
 const AGGREGATES: u64 = 12;
 const POISON: &str = "0";
@@ -98,6 +98,7 @@ async fn relays(pool: PgPool, broker: Broker, stop: Arc<AtomicBool>, number: u64
         .backoff(Backoff::new(quick, quick))
         .max_attempts(1_000)
         .poll_interval(Duration::from_millis(20));
+        let relay = if through::unnamed(&pool) { relay.unnamed_statements() } else { relay };
         let life = Duration::from_millis(20 + random(number * 1_000 + lives) % 400);
         drop(tokio::time::timeout(life, relay.run(std::future::pending())).await);
     }

@@ -13,8 +13,8 @@ use tokio::task::JoinHandle;
 use tower_idempotency::{IdempotencyLayer, Sweeper, Tenant, Tx};
 
 use crate::support::{
-    Answer, Gate, Service, counted_pool, database, effect, effects, layer, no_transaction_is_left, payment,
-    serve, states,
+    Answer, Gate, Service, counted_pool, database, effect, effects, layer, layer_of, no_transaction_is_left,
+    payment, serve, states,
 };
 
 const FIRST: &str = r#"{"amount":1250}"#;
@@ -110,7 +110,7 @@ fn waiting(pool: &PgPool) -> (IdempotencyLayer, watch::Receiver<usize>) {
         count.send_modify(|count| *count += 1);
         "default"
     });
-    (IdempotencyLayer::new(pool.clone(), tenant).operation("test").wait(Duration::from_secs(60)), seen)
+    (layer_of(pool, tenant).operation("test").wait(Duration::from_secs(60)), seen)
 }
 
 /// While it runs its request is not known to others: they are told to come back, not to give up.

@@ -9,9 +9,9 @@ use axum::http::{Method, StatusCode};
 use axum::routing::{any, delete, get, patch, post, put};
 use sqlx::PgPool;
 use tower::ServiceExt as _;
-use tower_idempotency::{IdempotencyLayer, Tx};
+use tower_idempotency::Tx;
 
-use crate::support::{Logs, database, effect, effects, layer, records, serve, tenant};
+use crate::support::{Logs, database, effect, effects, layer, layer_of, records, serve, tenant};
 
 async fn pay(mut tx: Tx) -> (StatusCode, String) {
     let id = effect(&mut tx, "paid").await.unwrap();
@@ -176,7 +176,7 @@ async fn methods_panics_on_one_that_the_layer_does_not_know() {
 #[tokio::test]
 async fn without_a_name_the_operation_is_the_method_and_the_matched_path_with_nesting() {
     let db = database().await;
-    let unnamed = IdempotencyLayer::new(db.clone(), tenant());
+    let unnamed = layer_of(&db, tenant());
     let routes = post(pay).put(pay).route_layer(unnamed.clone());
     let inner = Router::new().route("/payments/{id}", routes).route("/", delete(pay).route_layer(unnamed));
     let service = serve(Router::new().nest("/v1", inner.clone()).nest("/v2", inner)).await;
@@ -201,7 +201,7 @@ async fn without_a_name_the_operation_is_the_method_and_the_matched_path_with_ne
 async fn without_a_matched_path_the_operation_is_the_whole_path_and_one_warning_says_so() {
     let logs = Logs::capture();
     let db = database().await;
-    let unnamed = IdempotencyLayer::new(db.clone(), tenant());
+    let unnamed = layer_of(&db, tenant());
     let app = Router::new().fallback(pay).layer(unnamed.clone());
     // A nested service sees the rest of the path only.
     let nested = Router::new().fallback(pay).layer(unnamed.clone());

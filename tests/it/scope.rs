@@ -10,7 +10,7 @@ use sqlx::PgPool;
 use tower::ServiceBuilder;
 use tower_idempotency::{Idempotency, IdempotencyLayer, Tenant};
 
-use crate::support::{Answer, Gate, database, effects, layer, payment, records, serve, tenant};
+use crate::support::{Answer, Gate, database, effects, layer, layer_of, payment, records, serve, tenant};
 
 #[tokio::test]
 async fn one_key_of_two_tenants_is_two_keys() {
@@ -132,7 +132,7 @@ async fn without_a_tenant_nothing_runs() {
     ] {
         let gate = Gate::open();
         let named = format!("{tenant:?}");
-        let layer = IdempotencyLayer::new(db.clone(), tenant).operation("test");
+        let layer = layer_of(&db, tenant).operation("test");
         let service = serve(payment(&gate, layer)).await;
         for _ in 0..2 {
             let answer = service.post("/").key("k").json("{}").send().await;
@@ -149,7 +149,7 @@ async fn a_trusted_header_is_one_readable_line() {
     let db = database().await;
     let gate = Gate::open();
     let tenant = Tenant::trusted_header(HeaderName::from_static("x-account"));
-    let service = serve(payment(&gate, IdempotencyLayer::new(db.clone(), tenant).operation("test"))).await;
+    let service = serve(payment(&gate, layer_of(&db, tenant).operation("test"))).await;
     let call = || service.post("/").key("k").json("{}");
     call().header("x-account", "").send().await.is_rejected(403, "tenant-missing");
     call().header("x-account", &b"\xe9"[..]).send().await.is_rejected(403, "tenant-missing");
@@ -181,7 +181,7 @@ async fn each_is_executed_once<T: Copy>(
 }
 
 fn unnamed(pool: &PgPool) -> IdempotencyLayer {
-    IdempotencyLayer::new(pool.clone(), tenant())
+    layer_of(pool, tenant())
 }
 
 async fn operations(pool: &PgPool) -> Vec<String> {

@@ -8,11 +8,11 @@ use axum::response::IntoResponse;
 use axum::routing::{get, post, post_service};
 use tower::{ServiceBuilder, ServiceExt as _};
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_idempotency::{IdempotencyKey, IdempotencyLayer, Outcome, Settlement, Tx};
+use tower_idempotency::{IdempotencyKey, Outcome, Settlement, Tx};
 
 use crate::support::{
-    FAULTS, Faults, Fields, Gate, Log, Outer, SECRETS, Service, database, effects, layer, payment, serve,
-    tenant,
+    FAULTS, Faults, Fields, Gate, Log, Outer, SECRETS, Service, database, effects, layer, layer_of, payment,
+    serve, tenant,
 };
 
 #[tokio::test]
@@ -206,7 +206,7 @@ async fn a_fault_of_the_client_is_no_error_in_the_log() {
 async fn a_missing_matched_path_is_warned_of_once() {
     let log = Log::capture();
     let db = database().await;
-    let unnamed = IdempotencyLayer::new(db.clone(), tenant());
+    let unnamed = layer_of(&db, tenant());
     let service: Service = serve(Router::new().fallback(async || "done").layer(unnamed)).await;
     for key in ["a", "b"] {
         assert_eq!(service.post("/").key(key).send().await.status, 200);

@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 use tower_idempotency::{IdempotencyLayer, Tenant, Tx};
 
 use crate::support::{
-    Answer, Gate, Service, counted_pool, database, effect, effects, no_transaction_is_left, paid, payment,
-    serve, states,
+    Answer, Gate, Service, counted_pool, database, effect, effects, layer_of, no_transaction_is_left, paid,
+    payment, serve, states,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -204,7 +204,7 @@ fn counting(pool: &PgPool) -> (IdempotencyLayer, Seen) {
         count.send_modify(|count| *count += 1);
         "default"
     });
-    let layer = IdempotencyLayer::new(pool.clone(), tenant).operation("test");
+    let layer = layer_of(pool, tenant).operation("test");
     (layer.wait(LONG).acquire_timeout(LONG), seen)
 }
 

@@ -6,10 +6,10 @@ use axum::Router;
 use axum::routing::post;
 use futures_util::FutureExt as _;
 use tower_idempotency::webhook::{GitHub, WebhookLayer};
-use tower_idempotency::{Fingerprint, IdempotencyLayer, Settlement, Tenant, Tx};
+use tower_idempotency::{Fingerprint, Settlement, Tenant, Tx};
 
 use crate::support::senders::{SECRET, Sender};
-use crate::support::{Gate, Service, database, effects, paid, serve};
+use crate::support::{Gate, Service, database, effects, layer_of, paid, serve};
 
 /// A service that has one effect, `paid`, for each delivery to `/`.
 async fn receiver(layer: WebhookLayer) -> Service {
@@ -117,7 +117,7 @@ async fn deliveries_told_apart_by_body_cannot_be_multiplied_under_ids_of_ones_ow
 #[tokio::test]
 async fn a_shared_layer_lends_its_database_and_its_limits_and_not_its_rules_for_requests() {
     let db = database().await;
-    let shared = IdempotencyLayer::new(db.clone(), Tenant::from_fn(|_| None::<String>))
+    let shared = layer_of(&db, Tenant::from_fn(|_| None::<String>))
         .operation("payments.create")
         .methods([axum::http::Method::PUT])
         .optional()

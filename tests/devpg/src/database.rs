@@ -23,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct TestDb {
     pool: PgPool,
     options: PgConnectOptions,
+    /// For further pools, if they are to reach it in another way.
+    further: Option<PgConnectOptions>,
     name: String,
 }
 
@@ -44,7 +46,14 @@ impl TestDb {
 
     /// A further pool with these options, such as another `acquire_timeout`.
     pub async fn pool_with(&self, options: PgPoolOptions) -> PgPool {
-        connect(shared(), options, &self.options).await
+        connect(shared(), options, self.further.as_ref().unwrap_or(&self.options)).await
+    }
+
+    /// The same database, whose further pools reach it in another way, through a proxy for example.
+    #[must_use]
+    pub fn further_pools(mut self, options: PgConnectOptions) -> TestDb {
+        self.further = Some(options);
+        self
     }
 }
 
@@ -123,7 +132,7 @@ async fn create(template: &str) -> TestDb {
     let _ = admin.close().await;
     let options = shared.database(&name);
     let pool = connect(shared, PgPoolOptions::new().max_connections(10), &options).await;
-    TestDb { pool, options, name }
+    TestDb { pool, options, further: None, name }
 }
 
 async fn template<F>(setup: F) -> String

@@ -22,7 +22,8 @@
 //!
 //! Nothing: a watchdog process stops a private server and deletes its directory as soon as the
 //! program that started it is gone, be it by return, panic, `exit`, Ctrl-C or SIGKILL.
-//! On a `DATABASE_URL` server, [`TestDb`] tells what is dropped when.
+//! On a `DATABASE_URL` server, [`TestDb`] tells what is dropped when. A [`Tether`] ends other processes
+//! in the same way.
 //!
 //! # Environment
 //!
@@ -45,12 +46,14 @@ mod places;
 mod programs;
 mod server;
 mod shared;
+mod tether;
 mod watchdog;
 
 pub use builder::Builder;
 pub use database::{TestDb, database, empty_database};
 pub use server::Server;
 pub use shared::{private_server, server, try_server};
+pub use tether::Tether;
 
 use std::fmt;
 

@@ -6,7 +6,7 @@ use axum::body::Bytes;
 use tokio::sync::Semaphore;
 
 use super::*;
-use crate::support::{Service, layer};
+use crate::support::{Service, layer, layer_of};
 
 const MIB: usize = 1 << 20;
 
@@ -14,7 +14,7 @@ const MIB: usize = 1 << 20;
 async fn authentication_inside_sets_its_extension_too_late() {
     let db = database().await;
     let tenant = Tenant::extension(|user: &User| user.account.clone());
-    let layer = IdempotencyLayer::new(db.clone(), tenant).operation("pay");
+    let layer = layer_of(&db, tenant).operation("pay");
     let inside = post(create_payment).route_layer(from_fn(authenticate)).route_layer(layer.clone());
     let outside = post(create_payment).route_layer(layer).route_layer(from_fn(authenticate));
     let service = serve(Router::new().route("/inside", inside).route("/outside", outside)).await;
@@ -27,7 +27,7 @@ async fn authentication_inside_sets_its_extension_too_late() {
 #[tokio::test]
 async fn authentication_inside_is_not_asked_for_a_replay() {
     let db = database().await;
-    let layer = |name: &str| IdempotencyLayer::new(db.clone(), Tenant::single()).operation(name);
+    let layer = |name: &str| layer_of(&db, Tenant::single()).operation(name);
     let inside = post(create_payment).route_layer(from_fn(authenticate)).route_layer(layer("inside"));
     let outside = post(create_payment).route_layer(layer("outside")).route_layer(from_fn(authenticate));
     let service = serve(Router::new().route("/inside", inside).route("/outside", outside)).await;

@@ -75,7 +75,7 @@ fn panicking(parts: &Parts) -> &'static str {
 #[tokio::test]
 async fn catch_panic_inside_does_not_see_a_panic_in_between() {
     let db = database().await;
-    let layer = IdempotencyLayer::new(db.clone(), Tenant::from_fn(panicking)).operation("pay");
+    let layer = layer_of(&db, Tenant::from_fn(panicking)).operation("pay");
     let inside = at("/inside", post(paid).route_layer(CatchPanicLayer::new()).route_layer(layer.clone()));
     let outside = at("/outside", post(paid).route_layer(layer).route_layer(CatchPanicLayer::new()));
     let service = serve(inside.merge(outside)).await;

@@ -16,7 +16,7 @@ use sqlx::AssertSqlSafe;
 use tokio::sync::watch;
 use tower_idempotency::{IdempotencyLayer, Resource, Settlement, Tenant, Tx};
 
-use super::{Answer, Call, Gate, Outer, Service, database, payment, serve};
+use super::{Answer, Call, Gate, Outer, Service, database, layer_of, payment, serve};
 
 /// The rejections that a request can be brought to, each with its status, its `retry` and its
 /// `Retry-After`.
@@ -69,12 +69,10 @@ impl Faults {
         closed.close().await;
         let gate = Gate::shut();
         let free = watch::Sender::new(false);
-        let layer =
-            |pool: &sqlx::PgPool| configure(IdempotencyLayer::new(pool.clone(), tenant()).operation("op"));
+        let layer = |pool: &sqlx::PgPool| configure(layer_of(pool, tenant()).operation("op"));
         let usual = layer(&db).key_policy(|key| !key.contains("refused-form")).body_limit(1000);
         let one = layer(&db).max_in_flight(1).acquire_timeout(Duration::from_millis(50));
-        let absent =
-            configure(IdempotencyLayer::new(db.clone(), Tenant::extension(|account: &Account| account.0)));
+        let absent = configure(layer_of(&db, Tenant::extension(|account: &Account| account.0)));
         let secret = || async { (StatusCode::CREATED, [("location", "/payments/7")], SECRETS[2]) };
         let until = free.subscribe();
         let router = Router::new()

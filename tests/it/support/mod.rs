@@ -16,6 +16,7 @@ pub(crate) mod rabbitmq;
 mod raw;
 #[cfg(any(feature = "outbox-nats", feature = "outbox-rabbitmq", feature = "webhook"))]
 mod required;
+pub(crate) mod through;
 mod turnstile;
 mod log_text;
 mod pool;
@@ -42,6 +43,7 @@ pub(crate) use raw::{RawAnswer, post_raw};
 pub(crate) use required::absent;
 pub(crate) use service::{Service, serve};
 pub(crate) use socket::Raw;
+pub(crate) use through::{layer as layer_of, operation as operation_of};
 pub(crate) use turnstile::{OnDrop, Runs, Turnstile, begin_dropped_midway, poll_once};
 
 use axum::http::request::Parts;
@@ -51,10 +53,11 @@ use tower_idempotency::{IdempotencyLayer, Tenant};
 
 /// A migrated database of its own, with a table for effects.
 pub(crate) async fn database() -> TestDb {
-    devpg::database(async |pool| {
-        tower_idempotency::migrate(pool).await.unwrap();
-        sqlx::raw_sql(
-            "create table effect (
+    through::reached(
+        devpg::database(async |pool| {
+            tower_idempotency::migrate(pool).await.unwrap();
+            sqlx::raw_sql(
+                "create table effect (
                id bigint generated always as identity primary key,
                name text not null,
                constraint effect_name_short check (length(name) < 100)
@@ -64,17 +67,18 @@ pub(crate) async fn database() -> TestDb {
              create table child (
                parent bigint constraint child_parent references parent deferrable initially deferred
              )",
-        )
-        .execute(pool)
-        .await
-        .unwrap();
-    })
-    .await
+            )
+            .execute(pool)
+            .await
+            .unwrap();
+        })
+        .await,
+    )
 }
 
 /// A layer whose tenant is the header `x-tenant`, or `default` without one.
 pub(crate) fn layer(pool: &PgPool) -> IdempotencyLayer {
-    IdempotencyLayer::new(pool.clone(), tenant()).operation("test")
+    layer_of(pool, tenant()).operation("test")
 }
 
 pub(crate) fn tenant() -> Tenant {
@@ -84,10 +88,11 @@ pub(crate) fn tenant() -> Tenant {
     })
 }
 
-/// Writes one effect through any connection.
+/// Writes one effect through any connection; without a name, for PgBouncer.
 pub(crate) async fn effect(connection: &mut sqlx::PgConnection, name: &str) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar("insert into effect (name) values ($1) returning id")
         .bind(name)
+        .persistent(false)
         .fetch_one(connection)
         .await
 }

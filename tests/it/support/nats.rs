@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::{self, Context, stream};
+use devpg::Tether;
 use uuid::Uuid;
 
 use super::absent;
@@ -13,7 +14,7 @@ use super::absent;
 pub(crate) struct Nats {
     directory: PathBuf,
     port: String,
-    server: Option<Child>,
+    server: Option<(Child, Tether)>,
 }
 
 impl Nats {
@@ -33,8 +34,9 @@ impl Nats {
 
     /// Kills it, as a crash would.
     pub(crate) fn kill(&mut self) {
-        if let Some(mut server) = self.server.take() {
+        if let Some((mut server, tether)) = self.server.take() {
             server.kill().unwrap();
+            drop(tether);
             server.wait().unwrap();
         }
     }
@@ -48,7 +50,8 @@ impl Nats {
         // Debian has it where a user's PATH does not lead.
         let server = self.spawn("nats-server").or_else(|_| self.spawn("/usr/sbin/nats-server"))?;
         let ports = self.directory.join(format!("nats-server_{}.ports", server.id()));
-        self.server = Some(server);
+        let tether = Tether::to(&server, "KILL").unwrap();
+        self.server = Some((server, tether));
         let started = Instant::now();
         let port = loop {
             // Empty while it is being written.

@@ -48,6 +48,8 @@ pub(crate) enum Fate {
     Forward,
     /// The connection breaks before the message reaches the server.
     Lost,
+    /// The message reaches the server when this is told; all behind it wait.
+    Held(oneshot::Receiver<()>),
     /// The message reaches the server, and is answered; the connection breaks before the answer
     /// reaches the client.
     Unanswered,
@@ -70,14 +72,14 @@ impl Proxy {
     /// A proxy to this database's server. The function decides about each message of a client.
     pub(crate) fn to(db: &TestDb, decide: impl Fn(&Message) -> Fate + Send + Sync + 'static) -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let upstream = db.options();
+        let upstream = super::through::options(db);
         let port = upstream.get_port();
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("idempotency-{}-{next}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         // A Unix socket: the options keep their user and password.
         let listener = UnixListener::bind(dir.join(format!(".s.PGSQL.{port}"))).unwrap();
-        let options = db.options().socket(&dir).ssl_mode(PgSslMode::Disable);
+        let options = upstream.clone().socket(&dir).ssl_mode(PgSslMode::Disable);
         let decide: Arc<Decide> = Arc::new(decide);
         let task = tokio::spawn(async move {
             loop {
@@ -155,6 +157,10 @@ async fn requests(
         let body = Bytes::copy_from_slice(&frame[if kind == 0 { 4 } else { 5 }..]);
         match decide(&Message { kind, body }) {
             Fate::Forward => server.write_all(&frame).await.ok()?,
+            Fate::Held(told) => {
+                let _ = told.await;
+                server.write_all(&frame).await.ok()?;
+            }
             Fate::Lost => return None,
             Fate::Unanswered => {
                 silent.store(true, Ordering::SeqCst);

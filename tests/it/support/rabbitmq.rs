@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use devpg::Tether;
 use lapin::{Channel, Connection, ConnectionProperties};
 use uuid::Uuid;
 
@@ -19,7 +20,8 @@ pub(crate) struct RabbitMq {
     names_port: u16,
     /// The node's name server, which would otherwise be left behind as a daemon.
     names: Child,
-    server: Option<Child>,
+    names_tether: Option<Tether>,
+    server: Option<(Child, Tether)>,
 }
 
 impl RabbitMq {
@@ -36,7 +38,9 @@ impl RabbitMq {
             let directory =
                 std::env::temp_dir().join(format!("tower-idempotency-rabbitmq-{}", Uuid::now_v7()));
             std::fs::create_dir(&directory).unwrap();
-            let mut started = Self { directory, port, distribution_port, names_port, names, server: None };
+            let names_tether = Some(Tether::to(&names, "KILL").unwrap());
+            let mut started =
+                Self { directory, port, distribution_port, names_port, names, names_tether, server: None };
             started.run()?;
             Ok(started)
         });
@@ -63,10 +67,11 @@ impl RabbitMq {
 
     /// Kills it, as a crash would.
     pub(crate) fn kill(&mut self) {
-        if let Some(mut server) = self.server.take() {
+        if let Some((mut server, tether)) = self.server.take() {
             // The script and the node that it has started.
             let group = format!("-{}", server.id());
             drop(Command::new("kill").args(["-KILL", "--", &group]).status());
+            drop(tether);
             drop(server.wait());
         }
     }
@@ -80,10 +85,11 @@ impl RabbitMq {
         // Debian's own script is for root and the service's user only.
         let scripts = ["/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server"];
         let server = self.spawn(scripts[0]).or_else(|_| self.spawn(scripts[1]))?;
-        self.server = Some(server);
+        let tether = Tether::to_group(&server, "KILL").unwrap();
+        self.server = Some((server, tether));
         let started = Instant::now();
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            let ended = self.server.as_mut().unwrap().try_wait().unwrap();
+            let ended = self.server.as_mut().unwrap().0.try_wait().unwrap();
             let log = self.directory.join("log");
             assert!(ended.is_none() && started.elapsed() < DEADLINE, "RabbitMQ does not listen; see {log:?}");
             std::thread::sleep(Duration::from_millis(50));
@@ -121,6 +127,7 @@ impl Drop for RabbitMq {
     fn drop(&mut self) {
         self.kill();
         drop(self.names.kill());
+        drop(self.names_tether.take());
         drop(self.names.wait());
         drop(std::fs::remove_dir_all(&self.directory));
     }

@@ -11,7 +11,7 @@ use sha2::Sha256;
 use sqlx::PgPool;
 use tower_idempotency::webhook::{GitHub, Shopify, Slack, StandardWebhooks, Stripe, WebhookLayer};
 
-use super::{Call, Service};
+use super::{Call, Service, through};
 
 /// One provider.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,14 +32,16 @@ pub(crate) const STANDARD_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw
 impl Sender {
     /// A layer that takes its deliveries.
     pub(crate) fn layer(self, pool: &PgPool) -> WebhookLayer {
-        let pool = pool.clone();
-        match self {
+        let unnamed = through::unnamed(pool);
+        let pool = through::pool(pool);
+        let layer = match self {
             Self::GitHub => WebhookLayer::new(pool, GitHub::new([SECRET]).unwrap()),
             Self::Shopify => WebhookLayer::new(pool, Shopify::new([SECRET]).unwrap()),
             Self::Slack => WebhookLayer::new(pool, Slack::new([SECRET]).unwrap()),
             Self::Standard => WebhookLayer::new(pool, StandardWebhooks::new([STANDARD_SECRET]).unwrap()),
             Self::Stripe => WebhookLayer::new(pool, Stripe::new([SECRET]).unwrap()),
-        }
+        };
+        layer.idempotency(|layer| if unnamed { layer.unnamed_statements() } else { layer })
     }
 
     /// A body with the id where this provider puts it there.

@@ -3,16 +3,21 @@
 //! or answers each line of its input with what the server answers to it.
 #![forbid(unsafe_code)]
 
-use devpg::{Builder, Server, TestDb};
+use devpg::{Builder, Server, TestDb, Tether};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
-use std::io::{Write, stdin, stdout};
+use std::io::{BufRead, BufReader, Write, stdin, stdout};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::{env, process};
 
 fn main() {
     let mut arguments = env::args().skip(1);
     let what = arguments.next().unwrap_or_default();
     let how = arguments.next().unwrap_or_default();
+    if what.starts_with("tether") {
+        return tethered(&what);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let builder = arguments.fold(builder(&what), |builder, setting| match setting.split_once('=') {
         Some((name, value)) => builder.setting(name, value),
@@ -37,6 +42,29 @@ fn main() {
         say("pid", &server.pid().expect("it runs").to_string());
         finish(&runtime, &server.options("postgres"), &how, None);
     }
+}
+
+/// Two processes, the first one tethered, alone or with its group; then waits to be ended.
+fn tethered(what: &str) {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "sleep 1000 & echo $!; wait"]).process_group(0);
+    let mut process = command.stdout(Stdio::piped()).spawn().expect("sh");
+    let mut line = String::new();
+    BufReader::new(process.stdout.take().expect("stdout")).read_line(&mut line).expect("a line");
+    let tether = match what {
+        "tether-group" => Tether::to_group(&process, "KILL"),
+        _ => Tether::to(&process, "KILL"),
+    };
+    let tether = tether.expect("sh");
+    if what == "tether-cut" {
+        drop(tether);
+    } else {
+        std::mem::forget(tether);
+    }
+    say("first", &process.id().to_string());
+    say("second", line.trim());
+    say("ready", "");
+    let _ = stdin().lines().next();
 }
 
 fn builder(what: &str) -> Builder {
