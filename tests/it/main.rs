@@ -37,11 +37,8 @@ mod odd_responses;
 mod operation;
 mod outbox;
 mod outbox_cdc;
-#[cfg(feature = "outbox-http")]
 mod outbox_http;
-#[cfg(feature = "outbox-nats")]
 mod outbox_nats;
-#[cfg(feature = "outbox-rabbitmq")]
 mod outbox_rabbitmq;
 mod plain_tower;
 mod rejections;
@@ -70,11 +67,7 @@ mod transaction;
 mod unprotected;
 mod unreachable;
 mod waiting;
-#[cfg(feature = "webhook")]
 mod webhook;
-#[cfg(feature = "webhook")]
 mod webhook_identity;
-#[cfg(feature = "webhook")]
 mod webhook_peers;
-#[cfg(feature = "webhook")]
 mod webhook_refused;
