@@ -43,6 +43,7 @@ mod run;
 mod worker;
 mod delivery;
 mod lane;
+mod session;
 mod backoff;
 mod dead;
 

@@ -46,6 +46,7 @@ mod relay;
 mod relay_drill;
 mod relay_failures;
 mod relay_leases;
+mod relay_session;
 mod replay;
 mod rerun;
 mod resource;
