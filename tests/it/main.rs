@@ -36,6 +36,7 @@ mod migrate;
 mod odd_responses;
 mod operation;
 mod outbox;
+mod outbox_backlog;
 mod outbox_cdc;
 mod outbox_http;
 mod outbox_nats;

@@ -194,6 +194,21 @@ async fn a_relay_has_a_session_again_after_it_has_lost_one() {
 }
 
 #[tokio::test]
+async fn a_relay_takes_nothing_before_it_is_known_whether_it_has_a_session() {
+    let db = database().await;
+    let gate = Gate::on("a");
+    commit(&db, &[event("a", 1)]).await;
+    let hold = no_new_session(&db).await;
+    let started = relay(&db, gate.clone());
+    let started = tokio::spawn(async move { started.run(std::future::pending()).await });
+    let taken = tokio::time::timeout(Duration::from_millis(500), gate.arrival()).await;
+    assert!(taken.is_err(), "who succeeds it would wait for its lease");
+    hold.rollback().await.unwrap();
+    gate.arrival().await;
+    started.abort();
+}
+
+#[tokio::test]
 async fn a_session_takes_no_connection_of_the_pool() {
     let db = database().await;
     let pool = db.pool(1).await;
