@@ -140,14 +140,16 @@ impl Relay {
         self.set(|config| config.max_attempts = attempts.max(1))
     }
 
-    /// As on the [layer](crate::IdempotencyLayer::unnamed_statements): for old transaction-pooling
-    /// proxies. It implies [`without_session`](Self::without_session).
+    /// As on the [layer](crate::IdempotencyLayer::unnamed_statements), but for every
+    /// transaction-pooling proxy, old or new: a relay's statements have no names, and only a
+    /// transaction keeps the two halves of one together. It implies
+    /// [`without_session`](Self::without_session).
     pub fn unnamed_statements(self) -> Self {
         self.set(|config| config.database.named_statements = false).without_session()
     }
 
-    /// Without the session by which others see that this relay lives: for a transaction-pooling
-    /// proxy, which has none to give. When it is killed, its successor waits for the end of the
+    /// Without the session by which others see that this relay lives: where connections are few, or
+    /// a proxy has none to give. When it is killed, its successor waits for the end of the
     /// [lease](Self::lease).
     ///
     /// The session is one connection more, made as the pool makes its own, and idle. An advisory lock

@@ -5,6 +5,7 @@ mod check;
 mod faults;
 #[path = "../it/support/nats.rs"]
 mod nats;
+mod pgbouncer;
 pub(crate) mod process;
 #[path = "../it/support/required.rs"]
 mod required;

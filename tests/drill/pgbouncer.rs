@@ -29,7 +29,7 @@ pub(crate) struct Bouncer {
 }
 
 impl Bouncer {
-    fn start(program: PathBuf, server: &devpg::Server) -> Self {
+    pub(crate) fn start(program: PathBuf, server: &devpg::Server) -> Self {
         let owner = fs::metadata(server.data_dir()).unwrap();
         let account = (fs::metadata("/proc/self").unwrap().uid() == 0).then(|| (owner.uid(), owner.gid()));
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -94,7 +94,7 @@ fn ini(server: &devpg::Server, port: u16) -> String {
 }
 
 /// `None` where it is not installed, and need not be.
-fn program() -> Option<PathBuf> {
+pub(crate) fn program() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/sbin".into(), "/usr/local/sbin".into()];
     let mut places = std::env::split_paths(&path).chain(usual).map(|dir: PathBuf| dir.join("pgbouncer"));
