@@ -41,6 +41,11 @@ create table idempotency.outbox (
 -- Rows come and go: empty pages are reused only after a vacuum.
 with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
+-- What a planner cannot know: a claim looks at few of the transactions. By what ANALYZE finds after
+-- one large transaction it expects to read all of its events, at a cost beyond `jit_above_cost`, and
+-- compiles each claim for longer than that runs.
+alter table idempotency.outbox alter column xact set (n_distinct = -1);
+
 -- To read an aggregate's events in order.
 create index outbox_aggregate on idempotency.outbox (aggregatetype, aggregateid, seq);
 
@@ -58,6 +63,9 @@ create table idempotency.outbox_lane (
 
   -- The claim that holds it. Whoever has lost the lease is not this any more.
   owner         uuid,
+
+  -- The relay whose claim it is, if that has a session: when the session is gone, the lease is over.
+  relay         integer,
 
   -- Events were committed since it was claimed; the owner may not have seen them.
   dirty         boolean not null default false,
@@ -90,6 +98,19 @@ with (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_thr
 
 insert into idempotency.outbox_look (snapshot) values ('1:1:');
 
+-- One row per relay that runs. Its session holds an advisory lock on the id: whoever can take that
+-- lock knows that the relay is gone, and need not wait for the end of its leases.
+create table idempotency.outbox_relay (
+  -- Four bytes: the second half of a lock's number. Never used again.
+  id         integer generated always as identity,
+  started_at timestamptz not null default clock_timestamp(),
+
+  -- When somebody has noticed that it is gone.
+  gone_at    timestamptz,
+
+  constraint outbox_relay_pkey primary key (id)
+);
+
 -- Events that were given up.
 create table idempotency.outbox_dead (
   id            uuid not null,
@@ -114,4 +135,5 @@ create index outbox_dead_died_at on idempotency.outbox_dead (died_at, id);
 comment on table idempotency.outbox is 'Events committed and not yet delivered. Inserted into and deleted from, never updated.';
 comment on table idempotency.outbox_lane is 'One row per aggregate with events waiting.';
 comment on table idempotency.outbox_look is 'The snapshot of the last look for new events.';
+comment on table idempotency.outbox_relay is 'One row per relay that runs.';
 comment on table idempotency.outbox_dead is 'Events that were given up, until they are requeued or purged.';

@@ -43,15 +43,16 @@ mod run;
 mod worker;
 mod delivery;
 mod lane;
+mod session;
 mod backoff;
 mod dead;
 
 use std::slice;
 use std::sync::LazyLock;
 
-use sqlx::Transaction;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, Postgres};
+use sqlx::{Connection as _, Transaction};
 use tokio::sync::watch;
 
 use crate::error::Error;
@@ -81,6 +82,9 @@ pub use relay::{Relay, Relayed};
 /// [`nudge`] after the commit, or leave it to the relay's next look.
 ///
 /// Outside of a transaction the event is committed by itself, which is not what an outbox is for.
+///
+/// The statement keeps its name on a connection that has kept another one's, and is unnamed otherwise:
+/// so for whoever uses unnamed ones, for the sake of a transaction-pooling proxy.
 ///
 /// # Errors
 ///
@@ -120,7 +124,10 @@ where
     if rows.ids.is_empty() {
         return Ok(());
     }
+    // Who keeps no statements on a connection has a proxy that mixes up their names.
+    let keeps_statements = connection.connection().cached_statements_size() > 0;
     sqlx::query(include_str!("sql/outbox_publish.sql"))
+        .persistent(keeps_statements)
         .bind(rows.ids)
         .bind(rows.aggregate_types)
         .bind(rows.aggregate_ids)

@@ -1,9 +1,9 @@
 //! From an idempotent request to an effect in another service, through outbox, broker and inbox.
 //!
-//! `cargo run --example orders --features outbox-http,outbox-nats -- --once` runs it on real parts:
-//! two databases, and NATS JetStream where `nats-server` is installed; else plain HTTP between the
-//! two services. Its exit status is 1 if anything was not as promised. `shop.rs` and `warehouse.rs`
-//! are what you would write.
+//! `cargo run --example orders -- --once` runs it on real parts: two databases, and NATS JetStream
+//! where `nats-server` is installed; else plain HTTP between the two services. Its exit status is 1 if
+//! anything was not as promised. `shop.rs` and `warehouse.rs` are what you would write, with the
+//! features `outbox-nats` or `outbox-http`.
 
 mod nats;
 mod over_http;
@@ -36,7 +36,7 @@ async fn main() -> ExitCode {
     tracing_subscriber::fmt().with_max_level(tracing::Level::ERROR).with_writer(std::io::stderr).init();
     let arguments: Vec<String> = env::args().skip(1).collect();
     if arguments != ["--once"] {
-        println!("Usage: cargo run --example orders --features outbox-http,outbox-nats -- --once");
+        println!("Usage: cargo run --example orders -- --once");
         return if arguments == ["--help"] { ExitCode::SUCCESS } else { ExitCode::from(2) };
     }
     match tokio::time::timeout(TOUR_TIMEOUT, once()).await {

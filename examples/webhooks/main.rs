@@ -1,8 +1,8 @@
 //! A service that takes webhooks of GitHub, Stripe, and senders of Standard Webhooks.
 //!
-//! `cargo run --example webhooks --features webhook -- --once` plays the senders over HTTP, with
-//! signatures as real as theirs, and checks what comes of it. Without `--once` it takes deliveries
-//! of the real ones; `--help` says how. Read `service.rs` first: it is what you would write.
+//! `cargo run --example webhooks -- --once` plays the senders over HTTP, with signatures as real as
+//! theirs, and checks what comes of it. Without `--once` it takes deliveries of the real ones; `--help`
+//! says how. Read `service.rs` first: it is what you would write, with the feature `webhook`.
 
 mod senders;
 mod service;
@@ -86,7 +86,7 @@ async fn interrupt() {
 }
 
 const USAGE: &str = "\
-Usage: cargo run --example webhooks --features webhook -- [--once]
+Usage: cargo run --example webhooks -- [--once]
 
   --once   play the senders over HTTP and end, with status 1 if anything was not as promised
 

@@ -27,6 +27,11 @@ impl Lease {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = until;
     }
 
+    /// Not ours any more, or not known to be.
+    pub(crate) fn end(&self) {
+        self.renew(Instant::now());
+    }
+
     fn is_over(&self) -> bool {
         Instant::now() >= *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -13,7 +13,8 @@ use crate::error::Error;
 ///
 /// Its id is the message's id at every delivery: a consumer recognises a second one by it, with an
 /// [`Inbox`](crate::Inbox) for example. It is a UUID of version 7, drawn when the event is made,
-/// unless one is [given](Self::with_id).
+/// unless one is [given](Self::with_id): `event.id().get_timestamp()` tells when. What else a consumer
+/// should know of times belongs into the payload; nothing is added to that.
 ///
 /// # Examples
 ///

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use sqlx::postgres::{PgArguments, PgRow, Postgres};
 use sqlx::query::Query;
-use sqlx::{Row as _, query};
+use sqlx::{Row as _, ValueRef as _, query};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -64,13 +64,20 @@ pub(crate) enum End {
     Dead { failed: Failed, error: String },
 }
 
+/// What a claim has brought, and whether there is a relay to [succeed](super::session::succeed).
+pub(crate) struct Claimed {
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) is_one_gone: bool,
+}
+
 /// Takes lanes: `lanes` at most, and `retries` of them that have failed before.
 pub(crate) async fn claim(
     database: &Database,
+    relay: Option<i32>,
     lease: Duration,
     lanes: usize,
     retries: usize,
-) -> Result<Vec<Lane>, sqlx::Error> {
+) -> Result<Claimed, sqlx::Error> {
     let claim = Uuid::new_v4();
     let until = Instant::now() + lease;
     let statement = query(include_str!("../sql/outbox_claim.sql"))
@@ -78,9 +85,14 @@ pub(crate) async fn claim(
         .bind(interval(lease))
         .bind(count(lanes))
         .bind(count(retries))
-        .bind(EVENTS_A_LOOK);
-    let rows = exchange(database, "claiming events", statement).await?;
-    rows.iter()
+        .bind(EVENTS_A_LOOK)
+        .bind(relay);
+    let mut rows = exchange(database, "claiming events", statement).await?;
+    let found = rows.len();
+    rows.retain(|row| row.try_get_raw("aggregatetype").is_ok_and(|name| !name.is_null()));
+    let is_one_gone = rows.len() < found;
+    let lanes: Result<_, sqlx::Error> = rows
+        .iter()
         .map(|row| {
             let number =
                 |name| row.try_get::<i32, _>(name).map(|count| u32::try_from(count).unwrap_or_default());
@@ -98,7 +110,8 @@ pub(crate) async fn claim(
                 failed,
             })
         })
-        .collect()
+        .collect();
+    Ok(Claimed { lanes: lanes?, is_one_gone })
 }
 
 /// The first events of a lane, and whether there were no more.
@@ -160,6 +173,7 @@ pub(crate) fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
 /// Keeps lanes longer; the result are those that are still ours.
 pub(crate) async fn renew(
     database: &Database,
+    relay: Option<i32>,
     lanes: &[Lane],
     lease: Duration,
 ) -> Result<Vec<Name>, sqlx::Error> {
@@ -169,7 +183,8 @@ pub(crate) async fn renew(
         .bind(&types)
         .bind(&ids)
         .bind(&claims)
-        .bind(interval(lease));
+        .bind(interval(lease))
+        .bind(relay);
     let rows = exchange(database, "renewing leases", statement).await?;
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect()
 }

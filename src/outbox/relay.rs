@@ -25,8 +25,10 @@ use crate::error::Error;
 /// - An event is not missed because its transaction took long to commit.
 /// - No transaction is open while something is published.
 ///
-/// As many relays as there are replicas can run on one database. One that is killed is succeeded
-/// when its [lease](Self::lease) ends.
+/// As many relays as there are replicas can run on one database. One that is killed while it
+/// [runs](Self::run) is succeeded at the next look of another one: the server tells that its session
+/// is gone. Where that cannot be told, since a machine has vanished from the network for example, it
+/// is succeeded when its [lease](Self::lease) ends.
 ///
 /// # Examples
 ///
@@ -56,6 +58,7 @@ pub(crate) struct Config {
     pub(crate) poll_interval: Duration,
     pub(crate) backoff: Backoff,
     pub(crate) max_attempts: u32,
+    pub(crate) has_session: bool,
 }
 
 /// What a round of a relay has done, in events.
@@ -74,6 +77,8 @@ impl Relay {
     /// A relay of the outbox in this database, which has been [migrated](crate::migrate).
     ///
     /// It takes a connection of the pool for one statement at a time, and none while it publishes.
+    /// While it [runs](Self::run) it has a session beside the pool, too, [unless](Self::without_session)
+    /// it must not.
     pub fn new(pool: PgPool, publisher: impl Publisher) -> Self {
         Self(Arc::new(Config {
             database: Database::new(pool),
@@ -85,6 +90,7 @@ impl Relay {
             poll_interval: POLL_INTERVAL,
             backoff: Backoff::default(),
             max_attempts: MAX_ATTEMPTS,
+            has_session: true,
         }))
     }
 
@@ -105,8 +111,8 @@ impl Relay {
     }
 
     /// For how long an aggregate is this relay's, unless it renews: how long its successor waits when
-    /// it is killed. Defaults to 10 seconds; at least 100 milliseconds. It need not cover a slow
-    /// publish, since a relay that lives renews its leases.
+    /// it is gone and the server cannot tell. Defaults to 10 seconds; at least 100 milliseconds. It
+    /// need not cover a slow publish, since a relay that lives renews its leases.
     pub fn lease(self, lease: Duration) -> Self {
         self.set(|config| config.lease = lease.max(SHORTEST_LEASE))
     }
@@ -134,10 +140,24 @@ impl Relay {
         self.set(|config| config.max_attempts = attempts.max(1))
     }
 
-    /// As on the [layer](crate::IdempotencyLayer::unnamed_statements): for old transaction-pooling
-    /// proxies.
+    /// As on the [layer](crate::IdempotencyLayer::unnamed_statements), but for every
+    /// transaction-pooling proxy, old or new: a relay's statements have no names, and only a
+    /// transaction keeps the two halves of one together. It implies
+    /// [`without_session`](Self::without_session).
     pub fn unnamed_statements(self) -> Self {
-        self.set(|config| config.database.named_statements = false)
+        self.set(|config| config.database.named_statements = false).without_session()
+    }
+
+    /// Without the session by which others see that this relay lives: where connections are few, or
+    /// a proxy has none to give. When it is killed, its successor waits for the end of the
+    /// [lease](Self::lease).
+    ///
+    /// The session is one connection more, made as the pool makes its own, and idle. An advisory lock
+    /// is held in it for as long as the relay runs. A relay that loses it publishes nothing more of
+    /// what it has in hand, until it has another one and knows what is still its own. Where none is to
+    /// be had, it goes on without one.
+    pub fn without_session(self) -> Self {
+        self.set(|config| config.has_session = false)
     }
 
     /// One round: takes as many aggregates as are ready, and publishes up to a batch of each.

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::lane;
 use super::relay::Config;
+use super::session::Session;
 use super::worker::Worker;
 
 /// Runs until `shutdown` is ready.
@@ -16,6 +17,7 @@ pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>)
     let mut worker = Worker::new(Arc::clone(&config));
     let mut nudges = super::nudges();
     let mut clock = Clock::new(&config);
+    let mut session = Session::start(&config);
     // Ends with this.
     let mut reconciling = JoinSet::new();
     loop {
@@ -47,7 +49,8 @@ pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>)
             }
         }
         // What is not settled cannot be, for the time being: no more of it.
-        if worker.ended.is_empty() && worker.free() > 0 && Instant::now() >= clock.look_at {
+        let has_room = worker.ended.is_empty() && worker.free() > 0 && !session.is_connecting();
+        if has_room && Instant::now() >= clock.look_at {
             let claimed = logged("claiming events", worker.claim().await).unwrap_or_default();
             if claimed.fresh > 0 {
                 clock.pause = FIRST_PAUSE;
@@ -59,13 +62,17 @@ pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>)
             biased;
             () = &mut shutdown => break,
             _ = worker.ended(), if !worker.deliveries.is_empty() => {}
+            state = session.changed() => {
+                logged("renewing leases", worker.shown(state).await);
+            }
             Ok(()) = nudges.changed() => clock.nudged(),
             () = tokio::time::sleep_until(clock.settle_at), if !worker.ended.is_empty() => {}
-            () = tokio::time::sleep_until(clock.look_at), if worker.ended.is_empty() && worker.free() > 0 => {}
+            () = tokio::time::sleep_until(clock.look_at), if has_room => {}
             () = tokio::time::sleep_until(keep_at) => {}
         }
     }
     finish(worker).await;
+    session.end().await;
 }
 
 /// Finishes the events that are being published, and gives the rest back.

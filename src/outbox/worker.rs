@@ -1,6 +1,6 @@
 //! What a relay has in hand: claims lanes, publishes them side by side, settles what has ended.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +9,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::delivery::{Delivery, Lease};
-use super::lane::{self, Batch, End, Lane, Name, Outcome};
+use super::lane::{self, Batch, Claimed, End, Lane, Name, Outcome};
 use super::relay::{Config, Relayed};
+use super::session::{self, State};
 use crate::error::sqlstate;
 
 pub(crate) struct Worker {
@@ -20,6 +21,8 @@ pub(crate) struct Worker {
     pub(super) ended: Vec<Outcome>,
     pub(super) stop: watch::Sender<bool>,
     pub(super) renew_at: Instant,
+    /// The number of the session that shows others that we live, if there is one.
+    relay: Option<i32>,
     /// How many lanes that have failed before may be in hand. Fewer while they go on failing: an
     /// outage, or a mass of poison, is met with a few attempts and not with all there is.
     retries: usize,
@@ -27,7 +30,7 @@ pub(crate) struct Worker {
 
 /// What a claim has brought.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Claimed {
+pub(super) struct Taken {
     pub(super) fresh: usize,
     pub(super) is_full: bool,
 }
@@ -37,6 +40,7 @@ impl Worker {
         Self {
             retries: most_retries(&config),
             renew_at: Instant::now() + config.lease / 3,
+            relay: None,
             config,
             deliveries: JoinSet::new(),
             held: HashMap::new(),
@@ -67,13 +71,23 @@ impl Worker {
         self.config.concurrency.saturating_sub(self.held.len())
     }
 
-    pub(super) async fn claim(&mut self) -> Result<Claimed, sqlx::Error> {
+    pub(super) async fn claim(&mut self) -> Result<Taken, sqlx::Error> {
         let free = self.free();
         let retried = self.held.values().filter(|(lane, _)| lane.failed.is_some()).count();
         let retries = self.retries.saturating_sub(retried).min(free);
-        let lanes = lane::claim(&self.config.database, self.config.lease, free, retries).await?;
+        let Claimed { mut lanes, is_one_gone } = self.claim_lanes(free, retries).await?;
+        if is_one_gone {
+            // Its lanes, at once. What has been claimed already is not to be lost over it.
+            match self.succeed(free - lanes.len(), retries).await {
+                Ok(more) => lanes.extend(more),
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "succeeding a relay that is gone failed; it is tried again");
+                }
+            }
+        }
         let fresh = lanes.iter().filter(|lane| lane.failed.is_none()).count();
-        let claimed = Claimed { fresh, is_full: lanes.len() >= free };
+        let claimed = Taken { fresh, is_full: lanes.len() >= free };
         if lanes.is_empty() {
             return Ok(claimed);
         }
@@ -93,6 +107,18 @@ impl Worker {
                 Err(error)
             }
         }
+    }
+
+    async fn claim_lanes(&self, lanes: usize, retries: usize) -> Result<Claimed, sqlx::Error> {
+        let Config { database, lease, .. } = &*self.config;
+        lane::claim(database, self.relay, *lease, lanes, retries).await
+    }
+
+    async fn succeed(&self, lanes: usize, retries: usize) -> Result<Vec<Lane>, sqlx::Error> {
+        if session::succeed(&self.config.database, self.relay).await? == 0 || lanes == 0 {
+            return Ok(Vec::new());
+        }
+        Ok(self.claim_lanes(lanes, retries.min(lanes)).await?.lanes)
     }
 
     fn deliver(&mut self, lane: Lane, batch: Batch) {
@@ -188,12 +214,28 @@ impl Worker {
         }
         let lanes: Vec<Lane> = self.held.values().map(|(lane, _)| lane.clone()).collect();
         let until = Instant::now() + self.config.lease;
-        for name in lane::renew(&self.config.database, &lanes, self.config.lease).await? {
-            if let Some((_, lease)) = self.held.get(&name) {
-                lease.renew(until);
-            }
+        let Config { database, lease, .. } = &*self.config;
+        let ours = HashSet::<Name>::from_iter(lane::renew(database, self.relay, &lanes, *lease).await?);
+        for (name, (_, lease)) in &self.held {
+            if ours.contains(name) { lease.renew(until) } else { lease.end() }
         }
         Ok(())
+    }
+
+    /// The session is there, or is gone. Without it others may have taken what is in hand: no event
+    /// more of that, until it is known to be still ours.
+    pub(super) async fn shown(&mut self, state: State) -> Result<(), sqlx::Error> {
+        self.relay = state.relay();
+        match state {
+            State::Held(_) => self.renew().await,
+            State::Connecting => {
+                for (_, lease) in self.held.values() {
+                    lease.end();
+                }
+                Ok(())
+            }
+            State::Absent => Ok(()),
+        }
     }
 }
 

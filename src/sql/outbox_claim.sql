@@ -2,12 +2,14 @@
 -- autocommit.
 --
 -- $1 claim  $2 lease  $3 lanes at most  $4 of them, that have failed before
--- $5 events to look at, about
+-- $5 events to look at, about  $6 the number of the relay that asks, else null
 --
 -- Nothing here costs more when more events wait, are leased or are backed off: lanes are found by
 -- their time, and an event is looked at once. Not a cursor over seq, which would skip a transaction
 -- that drew its number early and committed late: what was not visible in the snapshot of the last
 -- look has not been seen, whenever it commits.
+--
+-- A row without an aggregate says that there is a relay whose session is gone.
 with fresh as materialized (
   select ctid as at, aggregatetype, aggregateid from idempotency.outbox_lane
   where head is null and ready_at <= pg_catalog.now()
@@ -24,7 +26,8 @@ with fresh as materialized (
   (select * from retry union all select * from fresh) limit $3
 ), claimed as (
   -- By their place, which is the same under every plan. One that has moved is claimed another time.
-  update idempotency.outbox_lane l set owner = $1, ready_at = pg_catalog.clock_timestamp() + $2::interval, dirty = false
+  update idempotency.outbox_lane l set
+    owner = $1, relay = $6, ready_at = pg_catalog.clock_timestamp() + $2::interval, dirty = false
   where l.ctid = any (array(select at from ready))
   returning l.aggregatetype, l.aggregateid, l.head, l.attempts, l.failures
 ), look as materialized (
@@ -77,10 +80,11 @@ with fresh as materialized (
     select from ready r where r.aggregatetype = u.aggregatetype and r.aggregateid = u.aggregateid
   )
 ), added as (
-  insert into idempotency.outbox_lane as l (aggregatetype, aggregateid, owner, ready_at)
+  insert into idempotency.outbox_lane as l (aggregatetype, aggregateid, owner, relay, ready_at)
   select
     f.aggregatetype, f.aggregateid,
     case when f.place <= free.lanes then $1 end,
+    case when f.place <= free.lanes then $6 end,
     case when f.place <= free.lanes then pg_catalog.clock_timestamp() + $2::interval else least(f.since, pg_catalog.now()) end
   from found f, (select $3 - pg_catalog.count(*) as lanes from ready) free
   order by f.aggregatetype, f.aggregateid
@@ -90,3 +94,12 @@ with fresh as materialized (
 select aggregatetype, aggregateid, head, attempts, failures from claimed
 union all
 select aggregatetype, aggregateid, null, 0, 0 from added where owner = $1
+union all
+select null, null, null, 0, 0
+where exists (
+  select from idempotency.outbox_relay
+  where id is distinct from $6
+    and (gone_at is null or gone_at < pg_catalog.now() - interval '1 second')
+    -- Shared, so that two that ask do not hide from each other what they ask for.
+    and pg_catalog.pg_try_advisory_xact_lock_shared(1918982004, id)
+)

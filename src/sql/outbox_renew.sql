@@ -1,6 +1,6 @@
 -- Keep lanes, where they are still ours.
 --
--- $1 aggregate types  $2 aggregate ids  $3 claims  $4 lease
+-- $1 aggregate types  $2 aggregate ids  $3 claims  $4 lease  $5 the relay's number, else null
 with lane as materialized (
   select c.aggregatetype, c.aggregateid
   from (
@@ -13,7 +13,7 @@ with lane as materialized (
     for update
   ) l
 )
-update idempotency.outbox_lane l set ready_at = pg_catalog.clock_timestamp() + $4::interval
+update idempotency.outbox_lane l set relay = $5, ready_at = pg_catalog.clock_timestamp() + $4::interval
 from lane
 where l.aggregatetype = lane.aggregatetype and l.aggregateid = lane.aggregateid
 returning l.aggregatetype, l.aggregateid, l.owner

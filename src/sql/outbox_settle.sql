@@ -48,7 +48,7 @@ with lane as materialized (
     and l.aggregatetype = lane.aggregatetype and l.aggregateid = lane.aggregateid
 ), kept as (
   update idempotency.outbox_lane l set
-    owner = null, dirty = false,
+    owner = null, relay = null, dirty = false,
     ready_at = pg_catalog.clock_timestamp() + coalesce(lane.backoff, 0) * interval '1 second',
     head = lane.failed, attempts = coalesce(lane.attempts, 0), failures = coalesce(lane.failures, 0),
     last_error = case when lane.failed is not null then coalesce(lane.error, l.last_error) end

@@ -21,9 +21,16 @@ mod storm;
 mod any_message;
 mod late_begin;
 mod one_fault;
+mod outbox;
 
 /// Not a test: the other process. It serves when this program has started itself as one.
 #[test]
 fn service() {
     service::run();
+}
+
+/// Not a test either: a relay, or a consumer.
+#[test]
+fn outbox_process() {
+    outbox::process::run();
 }

@@ -16,11 +16,10 @@ use crate::site::{Replica, Site, server, settings};
 #[path = "../shared/pgbouncer.rs"]
 mod bouncer;
 
-pub(crate) use bouncer::Bouncer;
-use bouncer::program;
+pub(crate) use bouncer::{Bouncer, program};
 
 /// Fewer connections than its clients have.
-fn start(program: PathBuf, server: &devpg::Server) -> Bouncer {
+pub(crate) fn start(program: PathBuf, server: &devpg::Server) -> Bouncer {
     let database = format!(
         "postgres = host=127.0.0.1 port={} user=postgres password={} dbname=postgres",
         server.port(),

@@ -135,7 +135,7 @@ pub(crate) fn run() {
 }
 
 /// A parent that was killed cannot say goodbye.
-fn end_with(parent: u32) {
+pub(crate) fn end_with(parent: u32) {
     std::thread::spawn(move || {
         while std::os::unix::process::parent_id() == parent || through_faketime(parent) {
             std::thread::sleep(Duration::from_millis(200));

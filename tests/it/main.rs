@@ -37,12 +37,10 @@ mod migrate;
 mod odd_responses;
 mod operation;
 mod outbox;
+mod outbox_backlog;
 mod outbox_cdc;
-#[cfg(feature = "outbox-http")]
 mod outbox_http;
-#[cfg(feature = "outbox-nats")]
 mod outbox_nats;
-#[cfg(feature = "outbox-rabbitmq")]
 mod outbox_rabbitmq;
 mod plain_tower;
 mod rejections;
@@ -50,6 +48,7 @@ mod relay;
 mod relay_drill;
 mod relay_failures;
 mod relay_leases;
+mod relay_session;
 mod replay;
 mod rerun;
 mod resource;
@@ -73,11 +72,7 @@ mod transaction;
 mod unprotected;
 mod unreachable;
 mod waiting;
-#[cfg(feature = "webhook")]
 mod webhook;
-#[cfg(feature = "webhook")]
 mod webhook_identity;
-#[cfg(feature = "webhook")]
 mod webhook_peers;
-#[cfg(feature = "webhook")]
 mod webhook_refused;

@@ -21,7 +21,7 @@ pub(crate) async fn tables(pool: &PgPool) -> Vec<String> {
     sqlx::query_scalar(tables).fetch_all(pool).await.unwrap()
 }
 
-pub(crate) const OURS: [&str; 8] = [
+pub(crate) const OURS: [&str; 9] = [
     "idempotency.inbox",
     "idempotency.inbox_stream",
     "idempotency.migrations",
@@ -29,6 +29,7 @@ pub(crate) const OURS: [&str; 8] = [
     "idempotency.outbox_dead",
     "idempotency.outbox_lane",
     "idempotency.outbox_look",
+    "idempotency.outbox_relay",
     "idempotency.record",
 ];
 

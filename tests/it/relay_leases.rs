@@ -1,11 +1,12 @@
 //! A relay that is gone is succeeded; one that lives keeps what it has; one that was overrun does no harm.
 
+use std::panic::Location;
 use std::time::Duration;
 
-use tower_idempotency::outbox::MemoryPublisher;
+use tower_idempotency::outbox::{Event, MemoryPublisher, Publisher as _};
 
-use crate::support::database;
 use crate::support::outbox::{Gate, commit, drain, event, lanes, number, relay, time_passes, waiting};
+use crate::support::{database, eventually};
 
 const LEASE: Duration = Duration::from_millis(300);
 
@@ -95,14 +96,56 @@ async fn events_that_no_lane_leads_to_are_found_when_a_relay_starts() {
     let starting = relay(&db, published.clone());
     assert_eq!(starting.run_once().await.unwrap(), Default::default());
     let running = tokio::spawn(async move { starting.run(std::future::pending()).await });
-    crate::support::eventually(std::panic::Location::caller(), async || {
+    eventually(Location::caller(), async || {
         if waiting(&db).await == 0 { Ok(()) } else { Err("still waiting".into()) }
     })
     .await;
     commit(&db, &[event("b", 1)]).await;
-    crate::support::eventually(std::panic::Location::caller(), async || {
+    eventually(Location::caller(), async || {
         if waiting(&db).await == 0 { Ok(()) } else { Err("the look was not reset".into()) }
     })
     .await;
     running.abort();
+}
+
+#[tokio::test]
+async fn a_relay_that_learns_of_its_loss_when_it_renews_publishes_no_other_event() {
+    let db = database().await;
+    let (lost, kept) = (Gate::on("a"), Gate::on("b"));
+    commit(&db, &[event("a", 1), event("a", 2), event("b", 1)]).await;
+    let gates = (lost.clone(), kept.clone());
+    let overrun = relay(&db, move |event: Event| {
+        let gate = if event.aggregate_id() == "a" { gates.0.clone() } else { gates.1.clone() };
+        async move { gate.publish(event).await }
+    });
+    let overrun = tokio::spawn(async move { overrun.lease(LEASE * 20).run_once().await.unwrap() });
+    lost.arrival().await;
+    kept.arrival().await;
+    sqlx::query("update idempotency.outbox_lane set ready_at = now() where aggregateid = 'a'")
+        .execute(&*db)
+        .await
+        .unwrap();
+    let late = Gate::on("a");
+    let successor = relay(&db, late.clone());
+    let successor = tokio::spawn(async move { drain(&successor).await });
+    late.arrival().await;
+    let ready_at = async || -> String {
+        sqlx::query_scalar("select ready_at::text from idempotency.outbox_lane where aggregateid = 'b'")
+            .fetch_one(&*db)
+            .await
+            .unwrap()
+    };
+    let before = ready_at().await;
+    eventually(Location::caller(), async || {
+        if ready_at().await == before { Err("it does not renew".into()) } else { Ok(()) }
+    })
+    .await;
+    // By its own clock the first lease is far from over.
+    lost.open.add_permits(10);
+    kept.open.add_permits(10);
+    overrun.await.unwrap();
+    assert_eq!(lost.published.events().iter().map(number).collect::<Vec<_>>(), [1]);
+    late.open.add_permits(10);
+    successor.await.unwrap();
+    assert_eq!(late.published.events().iter().map(number).collect::<Vec<_>>(), [1, 2]);
 }

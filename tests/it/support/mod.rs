@@ -9,19 +9,15 @@ mod log;
 mod outer;
 mod pairs;
 mod logs;
-#[cfg(feature = "outbox-nats")]
 pub(crate) mod nats;
-#[cfg(feature = "outbox-rabbitmq")]
 pub(crate) mod rabbitmq;
 mod raw;
-#[cfg(any(feature = "outbox-nats", feature = "outbox-rabbitmq", feature = "webhook"))]
 mod required;
 pub(crate) mod through;
 mod turnstile;
 mod log_text;
 mod pool;
 mod proxy;
-#[cfg(feature = "webhook")]
 pub(crate) mod senders;
 pub(crate) mod outbox;
 mod service;
@@ -39,7 +35,6 @@ pub(crate) use pairs::{Pairs, Sent};
 pub(crate) use pool::is_sound;
 pub(crate) use proxy::{Fate, Message, Proxy};
 pub(crate) use raw::{RawAnswer, post_raw};
-#[cfg(any(feature = "outbox-nats", feature = "outbox-rabbitmq", feature = "webhook"))]
 pub(crate) use required::absent;
 pub(crate) use service::{Service, serve};
 pub(crate) use socket::Raw;

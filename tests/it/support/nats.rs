@@ -46,6 +46,11 @@ impl Nats {
         self.run().unwrap();
     }
 
+    /// Where it listens, also after a restart.
+    pub(crate) fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
     fn run(&mut self) -> std::io::Result<()> {
         // Debian has it where a user's PATH does not lead.
         let server = self.spawn("nats-server").or_else(|_| self.spawn("/usr/sbin/nats-server"))?;
@@ -83,7 +88,7 @@ impl Nats {
     pub(crate) async fn context(&self) -> Context {
         let options =
             async_nats::ConnectOptions::new().reconnect_delay_callback(|_| Duration::from_millis(20));
-        let client = options.connect(format!("nats://127.0.0.1:{}", self.port)).await.unwrap();
+        let client = options.connect(self.url()).await.unwrap();
         let mut context = jetstream::new(client);
         context.set_timeout(Duration::from_secs(1));
         context
