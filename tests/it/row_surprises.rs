@@ -26,15 +26,6 @@ impl Paid {
     async fn new() -> Self {
         let logs = Logs::capture();
         let db = database().await;
-        sqlx::raw_sql(
-            "alter table idempotency.record
-               drop constraint record_state_known, drop constraint record_status_range,
-               drop constraint record_status_when_settled, drop constraint record_headers_with_status,
-               drop constraint record_body_with_status",
-        )
-        .execute(&*db)
-        .await
-        .unwrap();
         let gate = Gate::open();
         let service = serve(payment(&gate, layer(&db))).await;
         assert_eq!(service.post("/").key("k").json("{}").send().await.status, 201);
