@@ -22,6 +22,7 @@ mod report;
 mod rounds;
 mod server;
 mod stats;
+mod steady;
 
 pub use cpu::Cpu;
 pub use load::{Clients, post};
@@ -30,6 +31,7 @@ pub use report::{Aim, Report};
 pub use rounds::{Plan, Round, Side, interleaved};
 pub use server::{durable, serve};
 pub use stats::{Spread, percentile};
+pub use steady::Steady;
 
 /// Runs a bench on as many threads as the machine has cores.
 pub fn run(bench: impl Future<Output = ()>) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use http::header::{CONTENT_TYPE, HOST};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
@@ -18,19 +19,16 @@ use crate::rounds::{Round, Side};
 
 /// Connections that are kept open from one round to the next.
 pub struct Clients {
-    connections: Vec<SendRequest<Full<Bytes>>>,
+    connections: Vec<Connection>,
 }
+
+pub(crate) type Connection = SendRequest<Full<Bytes>>;
 
 impl Clients {
     pub async fn connect(address: SocketAddr, count: usize) -> Self {
         let mut connections = Vec::with_capacity(count);
         for _ in 0..count {
-            let stream = TcpStream::connect(address).await.expect("the bench's own server");
-            stream.set_nodelay(true).expect("a socket option");
-            let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-            let (sender, connection) = handshake.expect("HTTP/1.1");
-            tokio::spawn(connection);
-            connections.push(sender);
+            connections.push(connect(address).await);
         }
         Self { connections }
     }
@@ -58,6 +56,19 @@ impl Clients {
     /// If the response has another status.
     pub async fn once(&mut self, request: Request<Full<Bytes>>, status: StatusCode) -> Bytes {
         send(&mut self.connections[0], request, status).await
+    }
+
+    /// Each client sends one request, all at once. The function gets the client's number.
+    ///
+    /// # Panics
+    ///
+    /// If a response has another status.
+    pub async fn each<F>(&mut self, status: StatusCode, make: F)
+    where
+        F: Fn(usize) -> Request<Full<Bytes>>,
+    {
+        let connections = self.connections.iter_mut().enumerate();
+        join_all(connections.map(|(number, connection)| send(connection, make(number), status))).await;
     }
 
     /// Each client sends what the function makes, until the time is over. The function gets the
@@ -96,8 +107,17 @@ impl Clients {
     }
 }
 
-async fn send(
-    connection: &mut SendRequest<Full<Bytes>>,
+pub(crate) async fn connect(address: SocketAddr) -> Connection {
+    let stream = TcpStream::connect(address).await.expect("the bench's own server");
+    stream.set_nodelay(true).expect("a socket option");
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+    let (sender, connection) = handshake.expect("HTTP/1.1");
+    tokio::spawn(connection);
+    sender
+}
+
+pub(crate) async fn send(
+    connection: &mut Connection,
     request: Request<Full<Bytes>>,
     status: StatusCode,
 ) -> Bytes {
