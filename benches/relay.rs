@@ -80,24 +80,28 @@ async fn bench() {
         (all.name() + ", four", &four_r, &four_b),
         (long.name(), &long_r, &long_b),
     ] {
-        compare(&mut report, format!("{name}: relay/bare"), ("relay", relay), ("bare", bare), aim);
+        let mut compare = |what: &str, unit, value: fn(&Round) -> f64, aim| {
+            let (relay, bare) = (values(relay, value), values(bare, value));
+            report.ratio(format!("{name}: {what}"), unit, ("relay", &relay), ("bare", &bare), aim);
+        };
+        compare("throughput", "events/s", Round::rate, aim);
+        compare("processor, relay", "µs/event", Round::own_cpu, Aim::None);
+        compare("processor, database", "µs/event", Round::server_cpu, Aim::None);
     }
-    let flat = format!("{} / {}", all.name(), thousand.name());
-    compare(&mut report, format!("{flat}: relay"), ("many", &all_r), ("few", &thousand_r), aim);
-    compare(&mut report, format!("{flat}: bare"), ("many", &all_b), ("few", &thousand_b), Aim::None);
-    let flat = format!("{} / {}", all.name(), many.name());
-    compare(&mut report, format!("{flat}: relay"), ("many", &all_r), ("few", &many_r), aim);
+    for (few, relay, bare) in [(&thousand, &thousand_r, &thousand_b), (&many, &many_r, &many_b)] {
+        let name = format!("{} against {}", all.name(), few.name());
+        for (what, of_all, of_few, aim) in [("relay", &all_r, relay, aim), ("bare", &all_b, bare, Aim::None)]
+        {
+            let (of_all, of_few) = (values(of_all, Round::rate), values(of_few, Round::rate));
+            let name = format!("{name}: {what}");
+            report.ratio(name, "events/s", ("the more", &of_all), ("the fewer", &of_few), aim);
+        }
+    }
     report.finish();
 }
 
-fn compare(report: &mut Report, name: String, side: (&str, &[Round]), base: (&str, &[Round]), aim: Aim) {
-    let mut compare = |name: String, unit, value: fn(&Round) -> f64, aim| {
-        let values = |rounds: &[Round]| rounds.iter().map(value).collect::<Vec<_>>();
-        report.ratio(name, unit, (side.0, &values(side.1)), (base.0, &values(base.1)), aim);
-    };
-    compare(name.clone(), "events/s", Round::rate, aim);
-    compare(format!("{name}: processor, relay"), "µs/event", Round::own_cpu, Aim::None);
-    compare(format!("{name}: processor, database"), "µs/event", Round::server_cpu, Aim::None);
+fn values(rounds: &[Round], value: fn(&Round) -> f64) -> Vec<f64> {
+    rounds.iter().map(value).collect()
 }
 
 /// What a relay asks of the database while there is nothing to do.
