@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::lane;
 use super::relay::Config;
 use super::session::Session;
-use super::worker::Worker;
+use super::worker::{SOON, Worker};
 
 /// Runs until `shutdown` is ready.
 pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>) {
@@ -149,9 +149,6 @@ fn logged<T>(doing: &str, result: Result<T, sqlx::Error>) -> Option<T> {
 
 /// From the first look that has found nothing it doubles, up to the poll interval.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-
-/// Lanes that end at about the same time are settled and succeeded together.
-const SOON: Duration = Duration::from_millis(5);
 
 const RECONCILE_INTERVAL: Duration = Duration::from_secs(300);
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::delivery::{Delivery, Lease};
@@ -128,19 +128,24 @@ impl Worker {
         self.deliveries.spawn(Delivery { config, lane, batch, lease, stop }.run());
     }
 
-    /// Waits until a delivery has ended, and takes all that have. `false`: there is none.
+    /// Waits until a delivery has ended, and a little longer for others: they are settled together.
+    /// `false`: there is none.
     pub(super) async fn ended(&mut self) -> bool {
         let Some(first) = self.deliveries.join_next().await else { return false };
-        let mut next = Some(first);
-        while let Some(ended) = next {
-            match ended {
-                Ok(outcome) => self.ended.push(outcome),
-                // It catches what the publisher does; only a runtime that ends gets here.
-                Err(error) => tracing::error!(%error, "a delivery ended without an outcome"),
-            }
-            next = self.deliveries.try_join_next();
+        self.end(first);
+        let soon = Instant::now() + SOON;
+        while let Ok(Some(next)) = tokio::time::timeout_at(soon, self.deliveries.join_next()).await {
+            self.end(next);
         }
         true
+    }
+
+    fn end(&mut self, ended: Result<Outcome, JoinError>) {
+        match ended {
+            Ok(outcome) => self.ended.push(outcome),
+            // It catches what the publisher does; only a runtime that ends gets here.
+            Err(error) => tracing::error!(%error, "a delivery ended without an outcome"),
+        }
     }
 
     /// What has ended and is not settled.
@@ -248,6 +253,9 @@ fn is_refusal(error: &sqlx::Error) -> bool {
 fn most_retries(config: &Config) -> usize {
     (config.concurrency / 4).max(1)
 }
+
+/// Lanes that end at about the same time are settled and succeeded together.
+pub(super) const SOON: Duration = Duration::from_millis(5);
 
 impl Relayed {
     const fn add(&mut self, other: Self) {

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
-use tokio::sync::Mutex;
+use tokio::sync::{Barrier, Mutex};
 use tokio::task::JoinSet;
 
 use crate::rounds::{Round, Side};
@@ -71,6 +71,30 @@ impl Clients {
         join_all(connections.map(|(number, connection)| send(connection, make(number), status))).await;
     }
 
+    /// Each client sends the same request, all at the same time. How they were answered, and when the
+    /// last one was.
+    pub async fn at_once(&mut self, request: &Request<Full<Bytes>>) -> (Vec<StatusCode>, Duration) {
+        let start = Arc::new(Barrier::new(self.connections.len() + 1));
+        let mut tasks = JoinSet::new();
+        for mut connection in self.connections.drain(..) {
+            let (start, request) = (Arc::clone(&start), request.clone());
+            tasks.spawn(async move {
+                start.wait().await;
+                let (status, _) = exchange(&mut connection, request).await;
+                (connection, status)
+            });
+        }
+        start.wait().await;
+        let began = Instant::now();
+        let mut statuses = Vec::new();
+        while let Some(done) = tasks.join_next().await {
+            let (connection, status) = done.expect("a client");
+            self.connections.push(connection);
+            statuses.push(status);
+        }
+        (statuses, began.elapsed())
+    }
+
     /// Each client sends what the function makes, until the time is over. The function gets the
     /// client's number.
     ///
@@ -121,12 +145,19 @@ pub(crate) async fn send(
     request: Request<Full<Bytes>>,
     status: StatusCode,
 ) -> Bytes {
-    connection.ready().await.expect("an open connection");
-    let response = connection.send_request(request).await.expect("a response");
-    let got = response.status();
-    let body = response.into_body().collect().await.expect("a body").to_bytes();
+    let (got, body) = exchange(connection, request).await;
     assert_eq!(got, status, "{}", String::from_utf8_lossy(&body));
     body
+}
+
+async fn exchange(
+    connection: &mut SendRequest<Full<Bytes>>,
+    request: Request<Full<Bytes>>,
+) -> (StatusCode, Bytes) {
+    connection.ready().await.expect("an open connection");
+    let response = connection.send_request(request).await.expect("a response");
+    let status = response.status();
+    (status, response.into_body().collect().await.expect("a body").to_bytes())
 }
 
 /// A POST of JSON, with a key or without one.

@@ -40,7 +40,8 @@ pub struct Round {
     pub elapsed: Duration,
     /// How long each operation took, in microseconds, sorted.
     pub latencies: Vec<f64>,
-    /// Microseconds of the processor for all of them, where the system says.
+    /// Microseconds of the processor for all of them, where the system says. A side that prepares its
+    /// rounds says it by itself.
     pub cpu: Option<Cpu>,
 }
 
@@ -94,7 +95,9 @@ pub async fn interleaved<const N: usize>(
             let side = (round + turn) % N;
             let before = Cpu::used(server);
             let mut round = sides[side](plan.time).await;
-            round.cpu = before.and_then(|before| Some(Cpu::used(server)?.since(before)));
+            if round.cpu.is_none() {
+                round.cpu = before.and_then(|before| Some(Cpu::used(server)?.since(before)));
+            }
             done[side].push(round);
         }
     }

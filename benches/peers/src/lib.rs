@@ -1,0 +1,30 @@
+//! The same payment behind several ways to make it safe to retry.
+
+mod book;
+mod memory;
+mod session;
+
+use axum::Router;
+use axum::extract::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use harness::bank::{self, NewPayment};
+use sqlx::PgPool;
+use tower_idempotency::{IdempotencyLayer, Tenant, Tx};
+
+pub use book::book;
+pub use memory::idempotent;
+pub use session::{Sessions, in_memory, in_postgres};
+
+/// This layer.
+pub fn layer(pool: PgPool) -> Router {
+    async fn create(mut tx: Tx, Json(new): Json<NewPayment>) -> Response {
+        match bank::pay(&mut tx, &new).await {
+            Ok(payment) => (StatusCode::CREATED, Json(payment)).into_response(),
+            Err(error) => bank::failed(&error),
+        }
+    }
+    let layer = IdempotencyLayer::new(pool, Tenant::single()).operation("payments.create");
+    Router::new().route("/payments", post(create).route_layer(layer))
+}
