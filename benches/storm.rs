@@ -266,6 +266,8 @@ fn app(pool: PgPool, gate: Arc<Gate>) -> Router {
         paid(body).await
     }
     let layer = IdempotencyLayer::new(pool, Tenant::single()).operation("payments.create");
+    // Longer than any queue here: an error would end the bench.
+    let layer = layer.acquire_timeout(Duration::from_secs(30));
     Router::new()
         .route("/waited", post(held).route_layer(layer.clone().wait(Duration::from_secs(30))))
         .route("/held", post(held).route_layer(layer.clone()))
