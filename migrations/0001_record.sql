@@ -58,7 +58,11 @@ create table idempotency.record (
   -- state and columns agree took more of its time than all else that a claim and its settling do.
   -- Only this crate writes the table; what it reads it takes for nothing it does not know.
   constraint record_pkey primary key (tenant_id, operation, idempotency_key)
-);
+)
+-- Room for the last row of a page to be settled in it: with bodies of 300 bytes 99.7% of the updates
+-- are HOT, and 93% on full pages; it costs 1 to 4% of disk. At 92 and below the server leaves the dead
+-- versions of a page to vacuum, and a record takes a third more until then.
+with (fillfactor = 95);
 
 -- For the sweeper, which takes the oldest first. No other index: an update that touches an indexed
 -- column is not HOT, and settling updates every row once.
