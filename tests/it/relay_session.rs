@@ -180,12 +180,13 @@ async fn a_relay_has_a_session_again_after_it_has_lost_one() {
     let gone = running(&db, relay(&db, gate.clone()).lease(LEASE)).await;
     commit(&db, &[event("a", 1)]).await;
     gate.arrival().await;
-    let first = "select relay from idempotency.outbox_lane";
-    let first: i32 = sqlx::query_scalar(first).fetch_one(&*db).await.unwrap();
+    let first = "select relay, owner from idempotency.outbox_lane";
+    let first: (i32, uuid::Uuid) = sqlx::query_as(first).fetch_one(&*db).await.unwrap();
     sessions(&db, true).await;
-    // What it had in hand is under its new number.
-    let again = "select exists (select from idempotency.outbox_lane where relay > $1)";
-    is_so(async || sqlx::query_scalar(again).bind(first).fetch_one(&*db).await.unwrap()).await;
+    // What it had in hand is under its new number, and not claimed anew.
+    let again = "select exists (select from idempotency.outbox_lane where relay > $1 and owner = $2)";
+    is_so(async || sqlx::query_scalar(again).bind(first.0).bind(first.1).fetch_one(&*db).await.unwrap())
+        .await;
     let successor = relay(&db, MemoryPublisher::default());
     assert_eq!(successor.run_once().await.unwrap(), Default::default());
     gone.abort();
