@@ -45,6 +45,7 @@ fn main() {
 }
 
 /// Two processes, the first one tethered, alone or with its group; then waits to be ended.
+#[expect(clippy::zombie_processes, reason = "its tether ends it, or the test")]
 fn tethered(what: &str) {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "sleep 100 & echo $!; wait"]).process_group(0);
