@@ -68,8 +68,11 @@ impl Flight {
                 let told = landed.borrow().as_ref().map_or(Shared::InFlight, |landed| landed.what.clone());
                 Joined::Told(told)
             }
-            _turn = self.lead.lock() => {
-                if self.was_in_flight() { Joined::Told(Shared::InFlight) } else { Joined::Lead(Lead { flight: self, _turn }) }
+            turn = self.lead.lock() => {
+                if self.was_in_flight() {
+                    return Joined::Told(Shared::InFlight);
+                }
+                Joined::Lead(Lead { flight: self, _turn: turn })
             }
         }
     }
@@ -114,5 +117,6 @@ impl Lead<'_> {
 pub(crate) const IN_FLIGHT_HOLDS: Duration = Duration::from_millis(50);
 
 /// So many claims of one key in a second are a storm: more than clients make that wait for a second
-/// before they come again. With the time above, a key costs thirty claims a second at most.
+/// before they come again. With the time above, a key costs some thirty claims a
+/// second at most.
 pub(crate) const STORM: u32 = 10;
