@@ -139,6 +139,27 @@ async fn other_headers_do_not_count() {
     pairs.same(sent("a", "Bearer 1"), sent("b", "Bearer 2")).await;
 }
 
+#[tokio::test]
+async fn a_rule_tells_the_fingerprint_that_its_layer_stores() {
+    let db = database().await;
+    let rule = Fingerprint::normalized().ignoring("/sent_at");
+    let app = payment(&Gate::open(), layer(&db).fingerprint(rule.clone()));
+    let service = serve(axum::Router::new().nest("/v1", app)).await;
+    let body = r#"{ "amount": 1250, "sent_at": 1 }"#;
+    assert_eq!(service.post("/v1?a=1").key("k").json(body).send().await.status, 201);
+    let stored: Vec<u8> =
+        sqlx::query_scalar("select fingerprint from idempotency.record").fetch_one(&*db).await.unwrap();
+
+    let of = |uri: &str, body: &'static str| {
+        let request = axum::http::Request::post(uri).header("content-type", "application/json");
+        let (parts, body) = request.body(Bytes::from(body)).unwrap().into_parts();
+        rule.of(&parts, &body)
+    };
+    assert_eq!(of("/v1?a=1", r#"{"sent_at":2,"amount":1250}"#).as_ref(), stored);
+    assert_ne!(of("/v1?a=1", r#"{"sent_at":1,"amount":1251}"#).as_ref(), stored);
+    assert_ne!(of("/?a=1", body).as_ref(), stored);
+}
+
 /// A client's library, or a proxy, cuts a body where it likes.
 #[tokio::test]
 async fn how_the_body_is_cut_into_frames_does_not_count() {
