@@ -226,7 +226,7 @@ async fn read(
         "lapsed" => Verdict::Lapsed,
         _ => Verdict::Broken,
     };
-    let left: i64 = row.try_get("milliseconds_left")?;
+    let left: f64 = row.try_get("seconds_left")?;
     let resource = match (row.try_get("resource_type")?, row.try_get("resource_id")?) {
         (Some(kind), Some(id)) => Some(Resource::stored(kind, id)),
         _ => None,
@@ -235,7 +235,7 @@ async fn read(
         claim_id: row.try_get("claim_id")?,
         fingerprint: row.try_get::<Vec<u8>, _>("fingerprint")?.into(),
         verdict,
-        left: Duration::from_millis(u64::try_from(left).unwrap_or(0)),
+        left: Duration::try_from_secs_f64(left).unwrap_or_default(),
         status: row.try_get("status")?,
         headers: row.try_get::<Option<Vec<u8>>, _>("headers")?.map(Bytes::from),
         body: row.try_get::<Option<Vec<u8>>, _>("body")?.map(Bytes::from),

@@ -32,7 +32,8 @@ struct Storm {
     claims: u32,
 }
 
-/// What holds for everybody who asked for the key before it was known.
+/// What holds for everybody who wants the key. "In flight" and a failure do so at the time they were
+/// found out: who comes while they are being told, and could know better, is told to come again.
 #[derive(Clone)]
 pub(crate) enum Shared {
     /// Somebody is executing, here or elsewhere.
@@ -98,6 +99,8 @@ impl Lead<'_> {
             // Only the claimant's own request was refused: another may take the key over.
             Ok(Claim::Settled(record)) if record.verdict == Verdict::Lapsed => return,
             Ok(Claim::Settled(record)) => Shared::Settled(record.clone()),
+            // A place is waited for by each as long as its own layer says.
+            Err(RejectionKind::TooManyInFlight) => return,
             Err(kind) => Shared::Refused(*kind),
         };
         let at = Instant::now();

@@ -16,7 +16,7 @@ use crate::execute::after_commit;
 use crate::fingerprint::Digest;
 use crate::idempotency::Idempotency;
 use crate::key::IdempotencyKey;
-use crate::record::Stored;
+use crate::record::{LARGEST_RESPONSE, Stored};
 use crate::rejection::RejectionKind;
 use crate::retention::{Retention, interval};
 use crate::scope::{Scope, Tenant, TenantValue, Unresolved, checked_operation};
@@ -155,7 +155,8 @@ impl Operation {
     /// The closure's own error: its effects are undone, nothing is recorded, and the next run
     /// executes. Or one of ours, through `From`: the key is [in flight](Error::is_in_flight), was
     /// [used with another input](Error::is_key_reused), or the database is
-    /// [unavailable](Error::is_unavailable).
+    /// [unavailable](Error::is_unavailable). A result of more than 64 MiB cannot be stored, and its
+    /// effects are undone.
     ///
     /// # Cancel safety
     ///
@@ -230,6 +231,13 @@ impl Operation {
             );
             connection.rollback().await;
             return Settled::Refused(RejectionKind::TransactionAborted);
+        }
+        if body.len() > LARGEST_RESPONSE {
+            tracing::error!(
+                "the operation's result has more than {LARGEST_RESPONSE} bytes; its effects are undone"
+            );
+            connection.rollback().await;
+            return Settled::Refused(RejectionKind::ResponseUnstorable);
         }
         let database = self.database.clone();
         let stored = Stored::of_value(Bytes::from(body));

@@ -118,3 +118,7 @@ impl Stored {
         Self { status: 200, headers: vec![FORMAT], body: Some(body), resource: None }
     }
 }
+
+/// What may be stored of a body, in bytes. A value of a row can have 1 GiB, but is held in memory several
+/// times on its way.
+pub(crate) const LARGEST_RESPONSE: usize = 64 << 20;

@@ -85,7 +85,8 @@ impl Weighter<ScopeHash, Kept> for Weight {
     fn weight(&self, _: &ScopeHash, Kept { record, .. }: &Kept) -> u64 {
         let lengths =
             [&record.headers, &record.body].map(|part| part.as_ref().map_or(0, |bytes| bytes.len()));
-        (OVERHEAD + record.fingerprint.len() + lengths.iter().sum::<usize>()) as u64
+        let resource = record.resource.as_ref().map_or(0, |held| held.kind().len() + held.id().len());
+        (OVERHEAD + record.fingerprint.len() + lengths.iter().sum::<usize>() + resource) as u64
     }
 }
 

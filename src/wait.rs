@@ -29,7 +29,7 @@ impl Config {
         // Of a storm of duplicates that can wait only one asks the database, for all.
         let mut turn = if self.wait.is_zero() { None } else { visit.first_turn() };
         let mut claim = if self.wait.is_zero() || turn.is_some() {
-            self.ask(visit, request).await?
+            self.ask(visit, request).await.inspect_err(|_| visit.tell())?
         } else {
             Claim::InFlight
         };
@@ -60,7 +60,7 @@ impl Config {
                     pause = (pause * 2).min(LAST_PAUSE);
                 }
             }
-            claim = self.ask(visit, request).await?;
+            claim = self.ask(visit, request).await.inspect_err(|_| visit.tell())?;
         }
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Config, IdempotencyLayer};
 use crate::in_flight::Capacity;
+use crate::record::LARGEST_RESPONSE;
 use crate::retention::Retention;
 
 /// # How long
@@ -97,8 +98,13 @@ impl IdempotencyLayer {
     /// after this call.
     ///
     /// A settled record does not change before it expires, and its fingerprint is compared as always.
-    /// But a row that is deleted by hand, or lost when a standby takes over that did not have it, is
-    /// still answered from, for five minutes at most.
+    /// But for five minutes at most, a record can be answered from that is not in the database any more:
+    /// one whose row was deleted by hand, or lost when a standby took over that did not have it, or that
+    /// has expired by a clock of the database that was set forward, or while this machine was suspended.
+    /// Another process then executes the key anew, and until the five minutes are over a client gets the
+    /// old response from the one and the new response from the other.
+    ///
+    /// A response of more than about a hundredth of the cache may not be kept.
     ///
     /// Defaults to none: a replay costs one read, and most keys are never retried.
     pub fn replay_cache(self, bytes: usize) -> Self {
@@ -131,6 +137,3 @@ impl Config {
 
 /// For the record to be written.
 const SHORTEST_MARGIN: Duration = Duration::from_secs(5);
-
-/// A value of a row can have 1 GiB, but is held in memory several times on its way.
-const LARGEST_RESPONSE: usize = 64 << 20;

@@ -8,7 +8,7 @@ use http::header::{self, HeaderMap, HeaderName};
 pub(super) type Line<'a> = (&'a HeaderName, &'a [u8]);
 
 /// A format byte; then for each line the name's length (u16, big-endian), the name, the value's
-/// length (u32, big-endian), the value. `None` if it is longer than the schema allows.
+/// length (u32, big-endian), the value. `None` if it is longer than what is kept.
 pub(super) fn encode(lines: &[Line<'_>]) -> Option<Vec<u8>> {
     let mut bytes = vec![FORMAT];
     for (name, value) in lines {

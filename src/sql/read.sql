@@ -15,6 +15,6 @@ select
     when state = 'completed' and expires_at + tombstone > pg_catalog.now() then 'tombstone'
     else 'forgotten'
   end as verdict,
-  (extract(epoch from expires_at - pg_catalog.clock_timestamp()) * 1000)::bigint as milliseconds_left
+  pg_catalog.date_part('epoch', expires_at - pg_catalog.clock_timestamp()) as seconds_left
 from idempotency.record
 where tenant_id = $1 and operation = $2 and idempotency_key = $3

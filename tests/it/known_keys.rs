@@ -11,7 +11,8 @@ use sqlx::PgPool;
 use tower_idempotency::{IdempotencyLayer, Tx};
 
 use crate::support::{
-    Answer, Fate, Proxy, Service, database, effect, effects, eventually, layer, no_transaction_is_left, serve,
+    Answer, Fate, Proxy, Service, database, effect, effects, eventually, layer, no_transaction_is_left,
+    serve, tenant,
 };
 
 async fn service(layer: IdempotencyLayer) -> Service {
@@ -105,7 +106,8 @@ async fn a_key_that_is_known_here_is_executed_anew_when_its_row_has_expired_or_g
 async fn a_cached_replay_is_the_same_bytes_and_needs_no_database() {
     let db = database().await;
     let pool = db.pool(2).await;
-    let service = service(layer(&pool).replay_cache(1 << 20)).await;
+    let layer = IdempotencyLayer::new(pool.clone(), tenant()).operation("test");
+    let service = service(layer.replay_cache(1 << 20)).await;
     let first = pay(&service).await;
     pay(&service).await.replays(&first);
     let refused = service.post("/refused").key("r").json("{}").send().await;

@@ -208,3 +208,17 @@ async fn a_key_of_a_request_and_a_key_of_a_run_are_never_the_same_request() {
     assert!(error.is_key_reused(), "{error}");
     assert_eq!(effects(&db, "paid").await, 1);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_that_is_too_large_to_be_stored_is_an_error_and_its_effects_are_undone() {
+    let db = database().await;
+    let reports = operation_of(&db, "reports.render");
+    let run = reports.run("k", "input", async |mut tx: Tx| {
+        effect(&mut tx, "rendered").await.unwrap();
+        Ok::<_, Error>("x".repeat(64 << 20))
+    });
+    let error = run.await.unwrap_err();
+    assert_eq!(error.rejection(), Some(RejectionKind::ResponseUnstorable), "{error}");
+    assert!(!error.is_unavailable());
+    assert_eq!((effects(&db, "rendered").await, records(&db).await), (0, 0));
+}

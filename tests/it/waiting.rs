@@ -221,3 +221,24 @@ fn all_at_once(service: &Service, requests: usize) -> JoinSet<Answer> {
 }
 
 const LONG: Duration = Duration::from_secs(60);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_who_wait_are_told_together_that_the_database_is_away() {
+    let db = database().await;
+    let pool = db.pool(1).await;
+    let held = pool.acquire().await.unwrap();
+    let layer = IdempotencyLayer::new(pool.clone(), Tenant::single())
+        .acquire_timeout(Duration::from_millis(300))
+        .wait(Duration::from_secs(5));
+    let service = serve(payment(&Gate::open(), layer)).await;
+    let mut requests = JoinSet::new();
+    for _ in 0..100 {
+        requests.spawn(service.post("/").key("k").json("{}").send());
+    }
+    // One after the other they would wait for half a minute, and most be told that it is in flight.
+    while let Some(answer) = requests.join_next().await {
+        assert_eq!(answer.unwrap().status, 503);
+    }
+    drop(held);
+    assert_eq!(service.post("/").key("k").json("{}").send().await.status, 201);
+}
