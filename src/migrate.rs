@@ -94,6 +94,11 @@ pub(crate) async fn check(pool: &PgPool) -> Result<(), Error> {
             "this role may not use `idempotency.record`; grant it usage on the schema `idempotency`, and select, insert, update and delete on its tables",
         ));
     }
+    if !flag("may_register")? {
+        return Err(Error::misconfigured(
+            "this role may claim events, but not use `idempotency.outbox_relay`; grant it select, insert, update and delete on all tables of the schema `idempotency`",
+        ));
+    }
     // Prepared, not run: a missing column is an error, and nothing is touched.
     for statement in STATEMENTS {
         let prepared = format!("prepare {CHECKED} as {statement}\n; deallocate {CHECKED}");
@@ -108,7 +113,7 @@ pub(crate) async fn check(pool: &PgPool) -> Result<(), Error> {
 }
 
 /// Every statement on the tables.
-pub(crate) const STATEMENTS: [&str; 22] = [
+pub(crate) const STATEMENTS: [&str; 25] = [
     include_str!("sql/claim.sql"),
     include_str!("sql/failed.sql"),
     include_str!("sql/inbox_advance.sql"),
@@ -124,9 +129,12 @@ pub(crate) const STATEMENTS: [&str; 22] = [
     include_str!("sql/outbox_purge.sql"),
     include_str!("sql/outbox_read.sql"),
     include_str!("sql/outbox_reconcile.sql"),
+    include_str!("sql/outbox_register.sql"),
     include_str!("sql/outbox_renew.sql"),
     include_str!("sql/outbox_requeue.sql"),
     include_str!("sql/outbox_settle.sql"),
+    include_str!("sql/outbox_succeed.sql"),
+    include_str!("sql/outbox_unregister.sql"),
     include_str!("sql/read.sql"),
     include_str!("sql/reclaim.sql"),
     include_str!("sql/settle.sql"),

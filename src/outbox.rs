@@ -43,6 +43,7 @@ mod run;
 mod worker;
 mod delivery;
 mod lane;
+mod outcome;
 mod session;
 mod backoff;
 mod dead;

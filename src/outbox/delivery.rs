@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::event::Event;
-use super::lane::{Batch, End, Failed, Lane, Outcome};
+use super::lane::{Batch, Failed, Lane};
+use super::outcome::{End, Outcome};
 use super::publisher::{PublishError, Verdict};
 use super::relay::Config;
 

@@ -78,7 +78,8 @@ impl Relay {
     ///
     /// It takes a connection of the pool for one statement at a time, and none while it publishes.
     /// While it [runs](Self::run) it has a session beside the pool, too, [unless](Self::without_session)
-    /// it must not.
+    /// it must not. It must not behind a transaction-pooling proxy, of any version: set
+    /// [`unnamed_statements`](Self::unnamed_statements) there.
     pub fn new(pool: PgPool, publisher: impl Publisher) -> Self {
         Self(Arc::new(Config {
             database: Database::new(pool),
@@ -156,6 +157,11 @@ impl Relay {
     /// is held in it for as long as the relay runs. A relay that loses it publishes nothing more of
     /// what it has in hand, until it has another one and knows what is still its own. Where none is to
     /// be had, it goes on without one.
+    ///
+    /// Behind a transaction-pooling proxy the session must be off, also behind one that knows named
+    /// statements, such as PgBouncer 1.21 and later: its lock would stay on a backend that others
+    /// share. [`unnamed_statements`](Self::unnamed_statements), which a relay needs there in any case,
+    /// implies that.
     pub fn without_session(self) -> Self {
         self.set(|config| config.has_session = false)
     }

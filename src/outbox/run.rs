@@ -71,12 +71,14 @@ pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>)
             () = tokio::time::sleep_until(keep_at) => {}
         }
     }
-    finish(worker).await;
-    session.end().await;
+    if finish(worker).await {
+        session.end().await;
+    }
+    // Else it just ends, for a successor to see.
 }
 
-/// Finishes the events that are being published, and gives the rest back.
-async fn finish(mut worker: Worker) {
+/// Finishes the events that are being published, and gives the rest back. Has that been possible?
+async fn finish(mut worker: Worker) -> bool {
     worker.stop.send_replace(true);
     let mut tries = 0;
     loop {
@@ -93,7 +95,7 @@ async fn finish(mut worker: Worker) {
             tokio::time::sleep(FIRST_PAUSE).await;
         }
         if !is_left && (worker.ended.is_empty() || tries >= TRIES_AT_THE_END) {
-            return;
+            return worker.has_nothing();
         }
     }
 }

@@ -10,6 +10,7 @@ use sqlx::postgres::PgListener;
 use sqlx::{Row as _, query};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::lane::exchange;
 use super::relay::Config;
@@ -22,6 +23,8 @@ pub(super) struct Session {
     stop: oneshot::Sender<()>,
     /// Ends with this.
     task: JoinSet<()>,
+    /// It is known that the task has ended.
+    is_over: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,19 +55,26 @@ impl Session {
         if config.has_session {
             task.spawn(keep(config.database.clone(), tell, stopped));
         }
-        Self { state, stop, task }
+        Self { state, stop, task, is_over: !config.has_session }
     }
 
     pub(super) fn is_connecting(&self) -> bool {
-        *self.state.borrow() == State::Connecting
+        !self.is_over && *self.state.borrow() == State::Connecting
     }
 
     /// The next state, when it changes.
     pub(super) async fn changed(&mut self) -> State {
-        if self.state.changed().await.is_err() {
+        if self.state.changed().await.is_ok() {
+            return *self.state.borrow_and_update();
+        }
+        if std::mem::replace(&mut self.is_over, true) {
             std::future::pending::<()>().await;
         }
-        *self.state.borrow_and_update()
+        if *self.state.borrow() != State::Absent {
+            // What the pool does with its connections is the application's.
+            tracing::error!("the task of a relay's session has panicked; the relay goes on without one");
+        }
+        State::Absent
     }
 
     /// Nothing is in hand any more: nobody need succeed us.
@@ -76,36 +86,69 @@ impl Session {
 }
 
 /// Has a session for as long as one can be had.
-async fn keep(database: Database, state: watch::Sender<State>, mut stop: oneshot::Receiver<()>) {
-    let closed = database.pool.close_event();
-    tokio::pin!(closed);
+async fn keep(database: Database, state: watch::Sender<State>, stop: oneshot::Receiver<()>) {
+    let _ = database.pool.close_event().do_until(keep_open(&database, &state, stop)).await;
+    state.send_replace(State::Absent);
+}
+
+async fn keep_open(database: &Database, state: &watch::Sender<State>, mut stop: oneshot::Receiver<()>) {
+    let mut is_brief = false;
     loop {
         let registered = tokio::select! {
             _ = &mut stop => return,
-            registered = register(&database) => registered,
+            registered = attempt(database, state) => registered,
         };
-        match registered {
+        let error = match registered {
             Ok((mut session, relay)) => {
+                let since = Instant::now();
                 state.send_replace(State::Held(relay));
                 tokio::select! {
-                    _ = &mut stop => return unregister(session, relay).await,
-                    () = &mut closed => break,
+                    stopped = &mut stop => {
+                        // A relay that is dropped has lanes in hand, for others to take.
+                        if stopped.is_ok() {
+                            unregister(session, relay).await;
+                        }
+                        return;
+                    }
                     () = is_lost(&mut session) => {}
                 }
-                state.send_replace(State::Connecting);
-                tracing::warn!(relay, "a relay's session is lost; it publishes nothing until it has another");
-            }
-            Err(error) => {
-                absent(&state, &error);
-                tokio::select! {
-                    _ = &mut stop => return,
-                    () = &mut closed => break,
-                    () = tokio::time::sleep(RETRY_INTERVAL) => {}
+                let was_brief = std::mem::replace(&mut is_brief, since.elapsed() < RETRY_INTERVAL);
+                if !(was_brief && is_brief) {
+                    state.send_replace(State::Connecting);
+                    tracing::warn!(
+                        relay,
+                        "a relay's session is lost; it publishes nothing until it has another"
+                    );
+                    continue;
                 }
+                // Something ends them, and nothing is published between two of them.
+                sqlx::Error::Protocol("a relay's sessions are ended soon after they begin".into())
             }
+            Err(error) => error,
+        };
+        absent(state, &error);
+        tokio::select! {
+            _ = &mut stop => return,
+            () = tokio::time::sleep(RETRY_INTERVAL) => {}
         }
     }
-    state.send_replace(State::Absent);
+}
+
+/// One that takes too long is not given up: its statement would run on, in a session of its own,
+/// beside that of the next attempt.
+async fn attempt(
+    database: &Database,
+    state: &watch::Sender<State>,
+) -> Result<(PgListener, i32), sqlx::Error> {
+    let registered = register(database);
+    tokio::pin!(registered);
+    match tokio::time::timeout(TIMEOUT * 2, &mut registered).await {
+        Ok(registered) => registered,
+        Err(_) => {
+            absent(state, &timed_out("making a relay's session"));
+            registered.await
+        }
+    }
 }
 
 /// Said once, and not at each try.
@@ -124,21 +167,16 @@ async fn register(database: &Database) -> Result<(PgListener, i32), sqlx::Error>
     let options = database.pool.options().clone().max_connections(1).min_connections(0);
     let options = options.max_lifetime(None).idle_timeout(None).acquire_timeout(TIMEOUT);
     let apart = options.connect_lazy_with((*database.pool.connect_options()).clone());
-    let registered = async {
-        // Listens to nothing, but hears when the connection ends.
-        let mut session = PgListener::connect_with(&apart).await?;
-        session.eager_reconnect(false);
-        let statement = query(include_str!("../sql/outbox_register.sql")).persistent(false);
-        let row = statement.fetch_one(&mut session).await?;
-        if !row.try_get::<bool, _>("is_held")? {
-            return Err(sqlx::Error::Protocol("somebody else holds the lock on a relay's number".into()));
-        }
-        let relay = row.try_get("id")?;
-        Ok((session, relay))
-    };
-    // And what the pool does with its connections.
-    let registered = tokio::time::timeout(TIMEOUT * 2, registered).await;
-    registered.unwrap_or_else(|_| Err(timed_out("making a relay's session")))
+    // Listens to nothing, but hears when the connection ends.
+    let mut session = PgListener::connect_with(&apart).await?;
+    session.eager_reconnect(false);
+    let statement = query(include_str!("../sql/outbox_register.sql")).persistent(false);
+    let row = statement.fetch_one(&mut session).await?;
+    if !row.try_get::<bool, _>("is_held")? {
+        return Err(sqlx::Error::Protocol("somebody else holds the lock on a relay's number".into()));
+    }
+    let relay = row.try_get("id")?;
+    Ok((session, relay))
 }
 
 async fn is_lost(session: &mut PgListener) {

@@ -9,7 +9,8 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::delivery::{Delivery, Lease};
-use super::lane::{self, Batch, Claimed, End, Lane, Name, Outcome};
+use super::lane::{self, Batch, Claimed, Lane, Name};
+use super::outcome::{self, End, Outcome};
 use super::relay::{Config, Relayed};
 use super::session::{self, State};
 use crate::error::sqlstate;
@@ -71,32 +72,60 @@ impl Worker {
         self.config.concurrency.saturating_sub(self.held.len())
     }
 
-    pub(super) async fn claim(&mut self) -> Result<Taken, sqlx::Error> {
+    /// How many lanes there is room for, and how many that have failed before.
+    fn room(&self) -> (usize, usize) {
         let free = self.free();
         let retried = self.held.values().filter(|(lane, _)| lane.failed.is_some()).count();
-        let retries = self.retries.saturating_sub(retried).min(free);
-        let Claimed { mut lanes, is_one_gone } = self.claim_lanes(free, retries).await?;
+        (free, self.retries.saturating_sub(retried).min(free))
+    }
+
+    pub(super) fn has_nothing(&self) -> bool {
+        self.held.is_empty() && self.ended.is_empty()
+    }
+
+    pub(super) async fn claim(&mut self) -> Result<Taken, sqlx::Error> {
+        let Claimed { lanes, is_one_gone } = self.claim_lanes().await?;
+        let mut fresh = self.take(lanes).await?;
         if is_one_gone {
-            // Its lanes, at once. What has been claimed already is not to be lost over it.
-            match self.succeed(free - lanes.len(), retries).await {
-                Ok(more) => lanes.extend(more),
+            // Its lanes, at once. What has been claimed already neither waits for that nor is lost
+            // over it.
+            match self.succeed().await {
+                Ok(more) => fresh += more,
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(error, "succeeding a relay that is gone failed; it is tried again");
                 }
             }
         }
-        let fresh = lanes.iter().filter(|lane| lane.failed.is_none()).count();
-        let claimed = Taken { fresh, is_full: lanes.len() >= free };
-        if lanes.is_empty() {
-            return Ok(claimed);
+        Ok(Taken { fresh, is_full: self.free() == 0 })
+    }
+
+    async fn claim_lanes(&self) -> Result<Claimed, sqlx::Error> {
+        let (lanes, retries) = self.room();
+        let Config { database, lease, .. } = &*self.config;
+        lane::claim(database, self.relay, *lease, lanes, retries).await
+    }
+
+    async fn succeed(&mut self) -> Result<usize, sqlx::Error> {
+        if session::succeed(&self.config.database, self.relay).await? == 0 || self.free() == 0 {
+            return Ok(0);
         }
+        let more = self.claim_lanes().await?.lanes;
+        self.take(more).await
+    }
+
+    /// Begins to deliver these. How many of them have not failed before?
+    async fn take(&mut self, lanes: Vec<Lane>) -> Result<usize, sqlx::Error> {
+        if lanes.is_empty() {
+            return Ok(0);
+        }
+        let fresh = lanes.iter().filter(|lane| lane.failed.is_none()).count();
         match lane::read(&self.config.database, &lanes, self.config.batch).await {
             Ok(batches) => {
                 for (lane, batch) in lanes.into_iter().zip(batches) {
                     self.deliver(lane, batch);
                 }
-                Ok(claimed)
+                Ok(fresh)
             }
             Err(error) => {
                 // Given back with the next settling, rather than at the lease's end.
@@ -107,18 +136,6 @@ impl Worker {
                 Err(error)
             }
         }
-    }
-
-    async fn claim_lanes(&self, lanes: usize, retries: usize) -> Result<Claimed, sqlx::Error> {
-        let Config { database, lease, .. } = &*self.config;
-        lane::claim(database, self.relay, *lease, lanes, retries).await
-    }
-
-    async fn succeed(&self, lanes: usize, retries: usize) -> Result<Vec<Lane>, sqlx::Error> {
-        if session::succeed(&self.config.database, self.relay).await? == 0 || lanes == 0 {
-            return Ok(Vec::new());
-        }
-        Ok(self.claim_lanes(lanes, retries.min(lanes)).await?.lanes)
     }
 
     fn deliver(&mut self, lane: Lane, batch: Batch) {
@@ -176,7 +193,7 @@ impl Worker {
         if self.ended.is_empty() {
             return Ok(None);
         }
-        let ready = match lane::settle(&self.config.database, &self.ended).await {
+        let ready = match outcome::settle(&self.config.database, &self.ended).await {
             Ok(ready) => ready,
             Err(error) if is_refusal(&error) => self.settle_each(&error).await?,
             Err(error) => return Err(error),
@@ -199,7 +216,7 @@ impl Worker {
         );
         let mut ready = 0;
         for outcome in &self.ended {
-            match lane::settle(&self.config.database, std::slice::from_ref(outcome)).await {
+            match outcome::settle(&self.config.database, std::slice::from_ref(outcome)).await {
                 Ok(again) => ready += again,
                 Err(error) if is_refusal(&error) => tracing::error!(
                     error = &error as &dyn std::error::Error,
@@ -230,16 +247,15 @@ impl Worker {
     /// The session is there, or is gone. Without it others may have taken what is in hand: no event
     /// more of that, until it is known to be still ours.
     pub(super) async fn shown(&mut self, state: State) -> Result<(), sqlx::Error> {
-        self.relay = state.relay();
+        // It may have gone through states that were not shown, while we were busy.
+        if std::mem::replace(&mut self.relay, state.relay()).is_some() {
+            for (_, lease) in self.held.values() {
+                lease.end();
+            }
+        }
         match state {
             State::Held(_) => self.renew().await,
-            State::Connecting => {
-                for (_, lease) in self.held.values() {
-                    lease.end();
-                }
-                Ok(())
-            }
-            State::Absent => Ok(()),
+            State::Connecting | State::Absent => Ok(()),
         }
     }
 }

@@ -12,6 +12,17 @@ select
     and pg_catalog.has_table_privilege(found.record, 'delete'),
     false
   ) as allowed,
+  -- A role that only serves need not use the tables of a relay. One that may use some of them needs all.
+  coalesce(
+    not pg_catalog.has_table_privilege(relay.lane, 'update')
+    or (
+      pg_catalog.has_table_privilege(relay.relay, 'select')
+      and pg_catalog.has_table_privilege(relay.relay, 'insert')
+      and pg_catalog.has_table_privilege(relay.relay, 'update')
+      and pg_catalog.has_table_privilege(relay.relay, 'delete')
+    ),
+    true
+  ) as may_register,
   pg_catalog.pg_is_in_recovery() as standby,
   pg_catalog.current_setting('server_version_num')::integer as version
 from (values (1)) always
@@ -21,3 +32,10 @@ left join (
   join pg_catalog.pg_namespace n on n.oid = c.relnamespace
   where n.nspname = 'idempotency' and c.relname = 'record'
 ) found on true
+left join (
+  select l.oid as lane, r.oid as relay
+  from pg_catalog.pg_class l
+  join pg_catalog.pg_class r on r.relnamespace = l.relnamespace
+  join pg_catalog.pg_namespace n on n.oid = l.relnamespace
+  where n.nspname = 'idempotency' and l.relname = 'outbox_lane' and r.relname = 'outbox_relay'
+) relay on true

@@ -3,8 +3,8 @@
 -- $1 the number of the relay that asks, else null
 --
 -- Twice for each of them: at once, and a little later, for what one of its statements has claimed
--- that outlived the session. Then it is forgotten, and what is left to its leases. Lanes are locked
--- in the order of all statements that wait for them.
+-- that outlived the session, or what somebody had locked. Then it is forgotten, and what is left to
+-- its leases.
 with gone as materialized (
   select id, gone_at from idempotency.outbox_relay
   where id is distinct from $1
@@ -16,8 +16,8 @@ with gone as materialized (
 ), lane as materialized (
   select aggregatetype, aggregateid from idempotency.outbox_lane
   where relay = any (array(select id from gone)) and ready_at > pg_catalog.now()
-  order by aggregatetype, aggregateid
-  for update
+  -- Whoever asks has other lanes in hand, which would wait, too.
+  for update skip locked
 ), ready as (
   -- Its owner stays the owner until somebody claims it: it may live, without its session.
   update idempotency.outbox_lane l set ready_at = pg_catalog.now(), relay = null

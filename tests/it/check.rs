@@ -110,6 +110,16 @@ async fn each_missing_privilege_is_named_with_the_remedy() {
         refused(privilege).await;
         run(&db, format!("grant {privilege} on idempotency.record to {role}")).await;
     }
+    // Who relays, too, needs all of the relay's tables.
+    run(&db, format!("grant select, insert, update, delete on idempotency.outbox_lane to {role}")).await;
+    run(&db, format!("grant select, insert, update, delete on idempotency.outbox_relay to {role}")).await;
+    layer(&restricted.pool).check().await.unwrap();
+    for privilege in ["select", "insert", "update", "delete"] {
+        run(&db, format!("revoke {privilege} on idempotency.outbox_relay from {role}")).await;
+        let error = layer(&restricted.pool).check().await.unwrap_err().to_string();
+        assert!(error.contains("not use `idempotency.outbox_relay`; grant it"), "{privilege}: {error}");
+        run(&db, format!("grant {privilege} on idempotency.outbox_relay to {role}")).await;
+    }
     run(&db, format!("revoke usage on schema idempotency from {role}")).await;
     refused("all but usage of the schema").await;
     restricted.forget(&db).await;

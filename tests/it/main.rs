@@ -49,6 +49,7 @@ mod relay_drill;
 mod relay_failures;
 mod relay_leases;
 mod relay_session;
+mod relay_session_faults;
 mod replay;
 mod rerun;
 mod resource;

@@ -1,68 +1,17 @@
 //! A relay that runs shows that it lives. One that is gone is succeeded at once; one that has only
 //! lost its session does no harm.
 
-use std::panic::Location;
 use std::time::Duration;
 
-use sqlx::{PgPool, Postgres, Transaction};
-use tokio::task::JoinHandle;
+use sqlx::PgPool;
 use tower_idempotency::outbox::{MemoryPublisher, PublishError, Relay};
 
-use crate::support::outbox::{Gate, Moody, commit, event, lanes, number, relay, time_passes, waiting};
-use crate::support::{database, eventually};
-
-/// No test waits for its end.
-const LEASE: Duration = Duration::from_secs(3_600);
-
-/// A relay that runs on a task, with its session.
-async fn running(pool: &PgPool, relay: Relay) -> JoinHandle<()> {
-    let before = registered(pool).await;
-    let running = tokio::spawn(async move { relay.run(std::future::pending()).await });
-    is_so(async || registered(pool).await == before + 1).await;
-    running
-}
-
-async fn registered(pool: &PgPool) -> i64 {
-    sqlx::query_scalar("select count(*) from idempotency.outbox_relay").fetch_one(pool).await.unwrap()
-}
-
-/// The sessions of relays: how many, or how many were terminated.
-async fn sessions(pool: &PgPool, terminate: bool) -> i64 {
-    let count =
-        "select count(case when $1 then pg_terminate_backend(pid) end) + count(*) filter (where not $1)
-         from pg_locks where locktype = 'advisory' and objsubid = 2
-         and database = (select oid from pg_database where datname = current_database())";
-    sqlx::query_scalar(count).bind(terminate).fetch_one(pool).await.unwrap()
-}
-
-/// Whoever makes a session waits until this is over.
-async fn no_new_session(pool: &PgPool) -> Transaction<'static, Postgres> {
-    sqlx::raw_sql(
-        "create function wait() returns trigger language plpgsql
-           as $$ begin perform pg_advisory_xact_lock(42); return new; end $$;
-         create trigger wait before insert on idempotency.outbox_relay for each row execute function wait()",
-    )
-    .execute(pool)
-    .await
-    .unwrap();
-    let mut hold = pool.begin().await.unwrap();
-    sqlx::query("select pg_advisory_xact_lock(42)").execute(&mut *hold).await.unwrap();
-    hold
-}
-
-#[track_caller]
-fn is_so(so: impl AsyncFn() -> bool) -> impl Future<Output = ()> {
-    let caller = Location::caller();
-    async move { eventually(caller, async || if so().await { Ok(()) } else { Err("not so".into()) }).await }
-}
-
-async fn all_is_delivered(pool: &PgPool) -> bool {
-    (waiting(pool).await, lanes(pool).await) == (0, 0)
-}
-
-fn numbers(published: &MemoryPublisher) -> Vec<i64> {
-    published.events().iter().map(number).collect()
-}
+use crate::support::database;
+use crate::support::outbox::{Gate, Moody, commit, event, relay, time_passes, waiting};
+use crate::support::sessions::{
+    LEASE, all_is_delivered, is_so, kept_waiting, no_new_session, numbers, refuse_sessions, registered,
+    running, sessions,
+};
 
 #[tokio::test]
 async fn a_relay_that_is_gone_is_succeeded_at_the_next_look() {
@@ -160,9 +109,7 @@ async fn a_relay_publishes_no_other_event_while_it_does_not_know_whether_it_is_s
     let hold = no_new_session(&db).await;
     assert_eq!(sessions(&db, true).await, 1);
     // Another one is being made, and waits.
-    let makes =
-        "select exists (select from pg_locks where locktype = 'advisory' and objid = 42 and not granted)";
-    is_so(async || sqlx::query_scalar(makes).fetch_one(&*db).await.unwrap()).await;
+    is_so(async || kept_waiting(&db).await == 1).await;
     gate.open.add_permits(10);
     is_so(async || waiting(&db).await == 1).await;
     assert_eq!(numbers(&gate.published), [1]);
@@ -249,13 +196,7 @@ async fn without_a_session_lanes_are_left_to_their_leases() {
 #[tokio::test]
 async fn a_relay_for_which_no_session_is_to_be_had_delivers_all_the_same() {
     let db = database().await;
-    sqlx::raw_sql(
-        "create function refuse() returns trigger language plpgsql as $$ begin raise 'no'; end $$;
-         create trigger refuse before insert on idempotency.outbox_relay execute function refuse()",
-    )
-    .execute(&*db)
-    .await
-    .unwrap();
+    refuse_sessions(&db).await;
     lanes_are_left_to_their_leases(&db, |relay| relay).await;
 }
 

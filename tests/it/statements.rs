@@ -123,3 +123,13 @@ fn every_statement_is_used() {
         assert!(sources.contains(&format!("sql/{name}\")")), "{name}");
     }
 }
+
+#[test]
+fn every_statement_on_the_tables_is_checked_at_start() {
+    let source = fs::read_to_string(root().join("src/migrate.rs")).unwrap();
+    let checked = source.split_once("STATEMENTS: [").unwrap().1;
+    for (name, _) in statements() {
+        let is_on_the_tables = !["check.sql", "schema.sql"].contains(&name.as_str());
+        assert_eq!(checked.contains(&format!("(\"sql/{name}\")")), is_on_the_tables, "{name}");
+    }
+}

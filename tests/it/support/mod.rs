@@ -20,6 +20,7 @@ mod pool;
 mod proxy;
 pub(crate) mod senders;
 pub(crate) mod outbox;
+pub(crate) mod sessions;
 mod service;
 mod socket;
 
