@@ -42,16 +42,20 @@ async fn round(connection: &mut PgConnection) -> Result<u64, sqlx::Error> {
         .bind(LANES)
         .bind(RETRIES)
         .bind(EVENTS_A_LOOK)
+        .bind(None::<i32>)
         .persistent(false)
         .fetch_all(&mut *connection)
         .await?;
-    if claimed.is_empty() {
-        return Ok(0);
-    }
     let (mut types, mut names) = (Vec::<String>::new(), Vec::<String>::new());
     for row in &claimed {
-        types.push(row.try_get("aggregatetype")?);
-        names.push(row.try_get("aggregateid")?);
+        // A row without an aggregate says something of other relays.
+        if let Some(aggregate) = row.try_get::<Option<String>, _>("aggregatetype")? {
+            types.push(aggregate);
+            names.push(row.try_get("aggregateid")?);
+        }
+    }
+    if types.is_empty() {
+        return Ok(0);
     }
     let events = sqlx::query(include_str!("../../src/sql/outbox_read.sql"))
         .bind(&types)
@@ -61,14 +65,14 @@ async fn round(connection: &mut PgConnection) -> Result<u64, sqlx::Error> {
         .persistent(false)
         .fetch_all(&mut *connection)
         .await?;
-    let (mut ids, mut is_done) = (Vec::<Uuid>::with_capacity(events.len()), vec![true; claimed.len()]);
+    let (mut ids, mut is_done) = (Vec::<Uuid>::with_capacity(events.len()), vec![true; types.len()]);
     for row in &events {
         ids.push(row.try_get("id")?);
         let lane = usize::try_from(row.try_get::<i64, _>("lane")? - 1).expect("the number of a lane");
         is_done[lane] = row.try_get::<i64, _>("found")? < BATCH;
     }
     ids.sort_unstable();
-    let lanes = claimed.len();
+    let lanes = types.len();
     sqlx::query(include_str!("../../src/sql/outbox_settle.sql"))
         .bind(&ids)
         .bind(&types)
