@@ -18,6 +18,7 @@ pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>)
     let mut nudges = super::nudges();
     let mut clock = Clock::new(&config);
     let mut session = Session::start(&config);
+    let mut is_behind = false;
     // Ends with this.
     let mut reconciling = JoinSet::new();
     loop {
@@ -44,6 +45,10 @@ pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>)
                     let room = worker.free() * 2 >= config.concurrency;
                     let wait = again.map(|again| if room { again } else { again.max(SOON) });
                     clock.look_within(wait);
+                    // The last claim took all there was room for: there is more.
+                    if is_behind && room {
+                        clock.look_at = Instant::now();
+                    }
                 }
                 None => clock.settle_at = Instant::now() + clock.longer(),
             }
@@ -55,7 +60,8 @@ pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>)
             if claimed.fresh > 0 {
                 clock.pause = FIRST_PAUSE;
             }
-            clock.look_at = Instant::now() + if claimed.is_full { SOON } else { clock.longer() };
+            is_behind = claimed.is_full;
+            clock.look_at = Instant::now() + if is_behind { SOON } else { clock.longer() };
         }
         let keep_at = worker.renew_at.min(clock.reconcile_at);
         tokio::select! {
