@@ -49,7 +49,6 @@ impl SettledKeys {
     }
 
     fn place(&self, scope: ScopeHash) -> &AtomicU64 {
-        // By other bits than those that are compared: MARKS is a power of two.
         &self.marks[(scope.as_u64() % MARKS as u64) as usize]
     }
 

@@ -102,14 +102,13 @@ impl Config {
             let asked = Instant::now();
             let mut connection = Connection::acquire(&config.database, Some(permit)).await?;
             // Without a transaction an unnamed statement can get lost in a proxy.
-            if config.settled.is_marked(request.hash)
-                && config.database.named_statements
-                && let Some(record) = read_settled(&config.database, &mut connection, &request).await?
-            {
-                config.settled.keep(request.hash, &record, asked);
-                return Ok(Claim::Settled(record));
-            }
-            let claimed = claim(&config.database, connection, &request).await?;
+            let read = config.database.named_statements && config.settled.is_marked(request.hash);
+            let settled =
+                if read { read_settled(&config.database, &mut connection, &request).await? } else { None };
+            let claimed = match settled {
+                Some(record) => Claim::Settled(record),
+                None => claim(&config.database, connection, &request).await?,
+            };
             if let Claim::Settled(record) = &claimed {
                 config.settled.keep(request.hash, record, asked);
             }

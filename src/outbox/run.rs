@@ -43,12 +43,9 @@ pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>)
                     }
                     // At once if there is room for many, else a little later, when there may be.
                     let room = worker.free() * 2 >= config.concurrency;
-                    let wait = again.map(|again| if room { again } else { again.max(SOON) });
-                    clock.look_within(wait);
-                    // The last claim took all there was room for: there is more.
-                    if is_behind && room {
-                        clock.look_at = Instant::now();
-                    }
+                    // So it is if the last claim took all there was room for: there is more.
+                    let again = if is_behind && room { Some(Duration::ZERO) } else { again };
+                    clock.look_within(again.map(|again| if room { again } else { again.max(SOON) }));
                 }
                 None => clock.settle_at = Instant::now() + clock.longer(),
             }
