@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::extract::Json;
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::post;
 use devpg::Server;
 use harness::bank::{self, NewPayment};
@@ -67,10 +67,7 @@ async fn compare(
 
 fn layered(pool: PgPool) -> Router {
     async fn create(mut tx: Tx, Json(new): Json<NewPayment>) -> Response {
-        match bank::pay(&mut tx, &new).await {
-            Ok(payment) => (StatusCode::CREATED, Json(payment)).into_response(),
-            Err(error) => bank::failed(&error),
-        }
+        bank::answer(bank::pay(&mut tx, &new).await)
     }
     let layer = IdempotencyLayer::new(pool, Tenant::single()).operation("payments.create");
     Router::new().route("/payments", post(create).route_layer(layer))

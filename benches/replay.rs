@@ -14,12 +14,10 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use devpg::Server;
 use harness::bank::{self, NewPayment, Payment};
-use harness::{Aim, Clients, Plan, Report, interleaved};
+use harness::{Aim, Clients, Plan, Report, interleaved, pool};
 use http_body_util::Full;
 use sqlx::PgPool;
-use sqlx::postgres::PgPoolOptions;
 use tower_idempotency::{IdempotencyLayer, Tenant, Tx, migrate};
 
 fn main() {
@@ -30,7 +28,7 @@ async fn bench() {
     let plan = Plan::from_env();
     let mut report = Report::new("replay", "A replay: the layer against one row by primary key", plan);
     let server = harness::durable(&[]).await;
-    let setup = pool(&server).await;
+    let setup = pool(&server, "postgres", 20).await;
     report.server(&setup).await;
     report.setting("pool", "20 connections for each side, sqlx's defaults");
     migrate(&setup).await.expect("migrations");
@@ -40,10 +38,10 @@ async fn bench() {
         .await
         .expect("a table");
 
-    let layer = layer(pool(&server).await);
+    let layer = layer(pool(&server, "postgres", 20).await);
     let read = harness::serve(layered(layer.clone())).await;
     let cached = harness::serve(layered(layer.replay_cache(16 << 20))).await;
-    let select = harness::serve(select(pool(&server).await)).await;
+    let select = harness::serve(select(pool(&server, "postgres", 20).await)).await;
     let bytes = harness::serve(bytes()).await;
     first_time(&setup, read).await;
     for clients in [1, 16] {
@@ -83,10 +81,7 @@ fn layer(pool: PgPool) -> IdempotencyLayer {
 
 fn layered(layer: IdempotencyLayer) -> Router {
     async fn create(mut tx: Tx, Json(new): Json<NewPayment>) -> Response {
-        match bank::pay(&mut tx, &new).await {
-            Ok(payment) => (StatusCode::CREATED, Json(payment)).into_response(),
-            Err(error) => bank::failed(&error),
-        }
+        bank::answer(bank::pay(&mut tx, &new).await)
     }
     Router::new().route("/payments", post(create).route_layer(layer))
 }
@@ -145,12 +140,6 @@ fn body(n: u16) -> Vec<u8> {
 fn any() -> u16 {
     let random = uuid::Uuid::new_v4();
     u16::from_be_bytes([random.as_bytes()[0], random.as_bytes()[1]]) % KEYS
-}
-
-async fn pool(server: &Server) -> PgPool {
-    let options = server.tcp_options("postgres");
-    let pool = PgPoolOptions::new().max_connections(20).connect_with(options).await;
-    pool.expect("the bench's own server")
 }
 
 const KEYS: u16 = 1000;

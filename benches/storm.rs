@@ -28,10 +28,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use devpg::Server;
 use harness::bank::{self, NewPayment};
-use harness::{Aim, Clients, Plan, Report, Round, Side, Steady, interleaved};
+use harness::{Aim, Clients, Plan, Report, Round, Side, Steady, interleaved, pool};
 use http_body_util::Full;
 use sqlx::PgPool;
-use sqlx::postgres::PgPoolOptions;
 use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use tokio::task::JoinHandle;
 use tower_idempotency::{IdempotencyLayer, Tenant, Tx, migrate};
@@ -45,7 +44,7 @@ async fn bench() {
     let plan = Plan::from_env();
     let mut report = Report::new("storm", "New keys beside 2,000 duplicates of one key a second", plan);
     let server = harness::durable(&[]).await;
-    let setup = pool(&server).await;
+    let setup = pool(&server, "postgres", 20).await;
     report.server(&setup).await;
     report.setting("pool", "20 connections for each process, sqlx's defaults");
     report.setting(
@@ -83,9 +82,12 @@ enum Moment {
 
 async fn compare(report: &mut Report, plan: Plan, server: &Server, scene: Scene) {
     let gate = Arc::new(Gate::default());
-    let here = harness::serve(app(pool(server).await, Arc::clone(&gate))).await;
-    let first =
-        if scene.elsewhere { harness::serve(app(pool(server).await, Arc::clone(&gate))).await } else { here };
+    let here = harness::serve(app(pool(server, "postgres", 20).await, Arc::clone(&gate))).await;
+    let first = if scene.elsewhere {
+        harness::serve(app(pool(server, "postgres", 20).await, Arc::clone(&gate))).await
+    } else {
+        here
+    };
     let stage = Arc::new(Stage {
         scene,
         gate,
@@ -245,13 +247,13 @@ struct Gate {
 
 fn app(pool: PgPool, gate: Arc<Gate>) -> Router {
     async fn create(mut tx: Tx, Json(new): Json<NewPayment>) -> Response {
-        answer(bank::pay(&mut tx, &new).await)
+        bank::answer(bank::pay(&mut tx, &new).await)
     }
     async fn held(State(gate): State<Arc<Gate>>, mut tx: Tx, Json(new): Json<NewPayment>) -> Response {
         let mut opened = gate.opened.subscribe();
         gate.entered.notify_one();
         opened.changed().await.expect("the gate");
-        answer(bank::pay(&mut tx, &new).await)
+        bank::answer(bank::pay(&mut tx, &new).await)
     }
     async fn refused(_body: Bytes) -> Response {
         let headers =
@@ -278,22 +280,9 @@ fn app(pool: PgPool, gate: Arc<Gate>) -> Router {
         .with_state(gate)
 }
 
-fn answer(paid: Result<bank::Payment, sqlx::Error>) -> Response {
-    match paid {
-        Ok(payment) => (StatusCode::CREATED, Json(payment)).into_response(),
-        Err(error) => bank::failed(&error),
-    }
-}
-
 fn new_payment(_client: usize) -> Request<Full<Bytes>> {
     let key = Uuid::new_v4().to_string();
     harness::post("/payments", Some(&key), NewPayment::random().to_json())
-}
-
-async fn pool(server: &Server) -> PgPool {
-    let options = server.tcp_options("postgres");
-    let pool = PgPoolOptions::new().max_connections(20).connect_with(options).await;
-    pool.expect("the bench's own server")
 }
 
 const CLIENTS: usize = 16;

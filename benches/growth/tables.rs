@@ -13,7 +13,7 @@ use axum::routing::post;
 use devpg::Server;
 use harness::{Clients, bank};
 use http_body_util::Full;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool};
 use tower_idempotency::{IdempotencyLayer, Retention, Tenant, Tx, migrate};
 
@@ -32,8 +32,7 @@ impl Table {
             PgConnection::connect_with(&server.tcp_options("postgres")).await.expect("the server");
         let create = AssertSqlSafe(format!("create database {name}"));
         sqlx::raw_sql(create).execute(&mut admin).await.expect("a database");
-        let options = server.tcp_options(&name);
-        let pool = PgPoolOptions::new().max_connections(20).connect_with(options).await.expect("the server");
+        let pool = harness::pool(server, &name, 20).await;
         migrate(&pool).await.expect("migrations");
         sqlx::raw_sql("create table note (text text not null)").execute(&pool).await.expect("a table");
         let table = Self { name, pool, rows };

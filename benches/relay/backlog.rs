@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use devpg::Server;
+use harness::pool;
 use sqlx::{AssertSqlSafe, PgPool};
 use tower_idempotency::migrate;
-
-use crate::pool;
 
 /// A database with a backlog.
 pub(crate) struct Outbox {

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use harness::pool;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgConnection;
 use sqlx::postgres::types::PgInterval;
 use sqlx::types::Uuid;
 use sqlx::{Postgres, Row as _};
 
+use crate::LEASE;
 use crate::backlog::Outbox;
-use crate::{LEASE, pool};
 
 /// A connection that runs them.
 pub(crate) struct Bare {

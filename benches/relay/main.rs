@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use devpg::Server;
-use harness::{Aim, Cpu, Network, Plan, Report, Round, interleaved};
+use harness::{Aim, Cpu, Network, Plan, Report, Round, interleaved, pool};
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tower_idempotency::outbox::{Event, Relay};
@@ -136,12 +136,6 @@ fn relay(pool: PgPool, count: &Arc<AtomicU64>) -> Relay {
         std::future::ready(Ok(()))
     };
     Relay::new(pool, publisher).lease(LEASE)
-}
-
-async fn pool(server: &Server, database: &str, connections: u32) -> PgPool {
-    let options = server.tcp_options(database);
-    let pool = PgPoolOptions::new().max_connections(connections).connect_with(options).await;
-    pool.expect("the bench's own server")
 }
 
 fn most_events(plan: Plan) -> i64 {

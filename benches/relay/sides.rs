@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use devpg::Server;
-use harness::{Cpu, Round, Side};
+use harness::{Cpu, Round, Side, pool};
 use sqlx::pool::PoolConnection;
 use sqlx::{PgPool, Postgres};
 use tokio::sync::Mutex;
@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use crate::backlog::Outbox;
 use crate::bare::Bare;
-use crate::{pool, relay};
+use crate::relay;
 
 /// All that waits, again and again.
 pub(crate) async fn drains_by_relay(outbox: &Arc<Outbox>) -> Side<'static> {

@@ -84,6 +84,14 @@ pub async fn pay(conn: &mut PgConnection, new: &NewPayment) -> Result<Payment, E
     Ok(Payment { id, account, amount, balance: balance - amount, reference: reference.clone() })
 }
 
+/// What came of a payment, as a response.
+pub fn answer(paid: Result<Payment, Error>) -> Response {
+    match paid {
+        Ok(payment) => (StatusCode::CREATED, Json(payment)).into_response(),
+        Err(error) => failed(&error),
+    }
+}
+
 /// A failed statement, as a response.
 pub fn failed(error: &Error) -> Response {
     (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
@@ -98,10 +106,7 @@ pub fn bare(pool: PgPool) -> Router {
             transaction.commit().await?;
             Ok::<_, Error>(payment)
         };
-        match paid.await {
-            Ok(payment) => (StatusCode::CREATED, Json(payment)).into_response(),
-            Err(error) => failed(&error),
-        }
+        answer(paid.await)
     }
     Router::new().route("/payments", post(create)).with_state(pool)
 }

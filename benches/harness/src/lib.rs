@@ -29,7 +29,7 @@ pub use load::{Clients, post};
 pub use network::Network;
 pub use report::{Aim, Report};
 pub use rounds::{Plan, Round, Side, interleaved};
-pub use server::{durable, serve};
+pub use server::{durable, pool, serve};
 pub use stats::{Spread, percentile};
 pub use steady::Steady;
 

@@ -4,6 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use axum::Router;
 use devpg::Server;
+use sqlx::PgPool;
+use sqlx::postgres::PgPoolOptions;
 use tokio::net::TcpListener;
 
 /// A server of its own that keeps what it has committed, on a disk: `fsync`, `synchronous_commit`
@@ -18,6 +20,13 @@ pub async fn durable(settings: &[(&str, &str)]) -> Server {
     }
     let started = tokio::task::spawn_blocking(|| builder.start()).await;
     started.expect("no panic").expect("a PostgreSQL server")
+}
+
+/// Connections to one of its databases, over TCP, with sqlx's defaults.
+pub async fn pool(server: &Server, database: &str, connections: u32) -> PgPool {
+    let options = server.tcp_options(database);
+    let pool = PgPoolOptions::new().max_connections(connections).connect_with(options).await;
+    pool.expect("the bench's own server")
 }
 
 /// Serves on a free port of loopback until the process ends.

@@ -24,13 +24,11 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::http::{Request, StatusCode};
-use devpg::Server;
 use harness::bank::{self, NewPayment};
 use harness::{Aim, Clients, Plan, Report, Round, Side, interleaved};
 use http_body_util::Full;
 use peers::Sessions;
 use sqlx::PgPool;
-use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Mutex;
 use tower_idempotency::migrate;
 use uuid::Uuid;
@@ -43,20 +41,32 @@ async fn bench() {
     let plan = Plan::from_env();
     let mut report = Report::new("peers", "Peers: the same payment behind each", plan);
     let server = harness::durable(&[("max_connections", "250")]).await;
-    let setup = pool(&server).await;
+    let setup = harness::pool(&server, "postgres", 20).await;
     report.server(&setup).await;
     report.setting("pool", "20 connections for each, sqlx's defaults");
     migrate(&setup).await.expect("migrations");
     bank::open(&setup).await;
 
-    let in_postgres = peers::in_postgres(pool(&server).await, server.port(), server.password()).await;
+    let in_postgres =
+        peers::in_postgres(harness::pool(&server, "postgres", 20).await, server.port(), server.password())
+            .await;
     let peers = [
-        Peer::serve("layer", peers::layer(pool(&server).await), false).await,
-        Peer::serve("book", peers::book(pool(&server).await).await, false).await,
+        Peer::serve("layer", peers::layer(harness::pool(&server, "postgres", 20).await), false).await,
+        Peer::serve("book", peers::book(harness::pool(&server, "postgres", 20).await).await, false).await,
         Peer::serve("axum-idempotent, Postgres", in_postgres, true).await,
-        Peer::serve("axum-idempotent, memory", peers::in_memory(pool(&server).await), true).await,
-        Peer::serve("idempotent, memory", peers::idempotent(pool(&server).await), false).await,
-        Peer::serve("bare", bank::bare(pool(&server).await), false).await,
+        Peer::serve(
+            "axum-idempotent, memory",
+            peers::in_memory(harness::pool(&server, "postgres", 20).await),
+            true,
+        )
+        .await,
+        Peer::serve(
+            "idempotent, memory",
+            peers::idempotent(harness::pool(&server, "postgres", 20).await),
+            false,
+        )
+        .await,
+        Peer::serve("bare", bank::bare(harness::pool(&server, "postgres", 20).await), false).await,
     ];
     let [layer, .., bare] = [0, 1, 2, 3, 4, 5];
 
@@ -215,12 +225,6 @@ async fn runs(pool: &PgPool, references: &str) -> f64 {
     .fetch_one(pool)
     .await
     .expect("payments")
-}
-
-async fn pool(server: &Server) -> PgPool {
-    let options = server.tcp_options("postgres");
-    let pool = PgPoolOptions::new().max_connections(20).connect_with(options).await;
-    pool.expect("the bench's own server")
 }
 
 const CLIENTS: usize = 16;

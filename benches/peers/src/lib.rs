@@ -6,8 +6,7 @@ mod session;
 
 use axum::Router;
 use axum::extract::Json;
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::post;
 use harness::bank::{self, NewPayment};
 use sqlx::PgPool;
@@ -20,10 +19,7 @@ pub use session::{Sessions, in_memory, in_postgres};
 /// This layer.
 pub fn layer(pool: PgPool) -> Router {
     async fn create(mut tx: Tx, Json(new): Json<NewPayment>) -> Response {
-        match bank::pay(&mut tx, &new).await {
-            Ok(payment) => (StatusCode::CREATED, Json(payment)).into_response(),
-            Err(error) => bank::failed(&error),
-        }
+        bank::answer(bank::pay(&mut tx, &new).await)
     }
     let layer = IdempotencyLayer::new(pool, Tenant::single()).operation("payments.create");
     Router::new().route("/payments", post(create).route_layer(layer))
