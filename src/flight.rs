@@ -106,7 +106,7 @@ impl Lead<'_> {
         let at = Instant::now();
         self.flight.landed.send_modify(|landed| {
             let before = landed.as_ref().map(|landed| landed.storm);
-            let storm = match before.filter(|storm| at - storm.since < Duration::from_secs(1)) {
+            let storm = match before.filter(|storm| at - storm.since < STORM_WINDOW) {
                 Some(storm) => Storm { claims: storm.claims + 1, ..storm },
                 None => Storm { since: at, claims: 1 },
             };
@@ -119,7 +119,10 @@ impl Lead<'_> {
 /// anyway.
 pub(crate) const IN_FLIGHT_HOLDS: Duration = Duration::from_millis(50);
 
-/// So many claims of one key in a second are a storm: more than clients make that wait for a second
+/// So many claims of one key in the window are a storm: more than clients make that wait for a second
 /// before they come again. With the time above, a key costs some thirty claims a
 /// second at most.
 pub(crate) const STORM: u32 = 10;
+
+/// For how long claims are counted together.
+pub(crate) const STORM_WINDOW: Duration = Duration::from_secs(1);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::flight::{Flight, IN_FLIGHT_HOLDS};
+use crate::flight::{Flight, STORM_WINDOW};
 use crate::rejection::RejectionKind;
 use crate::scope::ScopeHash;
 
@@ -122,7 +122,8 @@ impl Visit {
     pub(crate) fn linger(&self) {
         let visit = self.registry.visit(self.scope);
         tokio::spawn(async move {
-            tokio::time::sleep(IN_FLIGHT_HOLDS).await;
+            // As long as it counts: a storm that pauses for a moment is still that storm.
+            tokio::time::sleep(STORM_WINDOW).await;
             drop(visit);
         });
     }
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
     use crate::IdempotencyKey;
     use crate::claim::Claim;
-    use crate::flight::{Joined, STORM, Shared};
+    use crate::flight::{IN_FLIGHT_HOLDS, Joined, STORM, Shared};
     use crate::scope::Scope;
 
     #[test]
@@ -202,6 +203,34 @@ mod tests {
         drop(executing);
         assert!(!second.is_executing());
         drop(second);
+        assert!(registry.lock().is_empty());
+    }
+
+    async fn leads(visit: &Visit) -> bool {
+        let flight = visit.flight();
+        let Joined::Lead(lead) = flight.join().await else { return false };
+        lead.tell(&Ok(Claim::InFlight));
+        visit.linger();
+        true
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_storm_that_pauses_is_still_counted_and_is_forgotten_a_second_later() {
+        let registry = InFlight::default();
+        let key = IdempotencyKey::new("k").unwrap();
+        let scope = Scope { tenant: "t".into(), operation: "o".into(), key }.hash();
+        let visit = registry.visit(scope);
+        for _ in 0..STORM {
+            assert!(leads(&visit).await);
+        }
+        drop(visit);
+        // Nobody is there, for longer than "in flight" holds.
+        tokio::time::sleep(IN_FLIGHT_HOLDS * 2).await;
+        let visit = registry.visit(scope);
+        assert!(leads(&visit).await);
+        assert!(!leads(&visit).await, "each pause costs the database as many claims as a new storm");
+        drop(visit);
+        tokio::time::sleep(STORM_WINDOW * 2).await;
         assert!(registry.lock().is_empty());
     }
 
