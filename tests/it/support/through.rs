@@ -19,13 +19,14 @@ use self::bouncer::{Bouncer, program};
 mod bouncer;
 
 /// Those that keep the direct connection, and why.
-const DIRECT: [(&str, &str); 8] = [
+const DIRECT: [(&str, &str); 9] = [
     ("check::each_missing_privilege_is_named_with_the_remedy", "PgBouncer has one role"),
     ("known_keys::a_cached_replay_is_the_same_bytes_and_needs_no_database", "the layer's own pool is closed"),
     (
         "known_keys::a_replay_of_a_key_that_was_settled_here_costs_one_round_trip",
         "named statements, outside of transactions",
     ),
+    ("relay_session::a_session_takes_no_connection_of_the_pool", "a lock of a session"),
     (
         "session::a_connection_whose_statements_a_handler_deallocated_does_no_harm_for_long",
         "prepared statements of a session",
