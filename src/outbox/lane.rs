@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use sqlx::postgres::{PgArguments, PgRow, Postgres};
 use sqlx::query::Query;
-use sqlx::{Row as _, ValueRef as _, query};
+use sqlx::{Row as _, query};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -44,10 +44,13 @@ pub(crate) struct Failed {
     pub(crate) failures: u32,
 }
 
-/// What a claim has brought, and whether there is a relay to [succeed](super::session::succeed).
+/// What a claim has brought.
 pub(crate) struct Claimed {
     pub(crate) lanes: Vec<Lane>,
+    /// There is a relay to [succeed](super::session::succeed).
     pub(crate) is_one_gone: bool,
+    /// There are events that nobody has looked at: they were too many for one look.
+    pub(crate) is_cut_off: bool,
 }
 
 /// Takes lanes: `lanes` at most, and `retries` of them that have failed before.
@@ -67,31 +70,28 @@ pub(crate) async fn claim(
         .bind(count(retries))
         .bind(EVENTS_A_LOOK)
         .bind(relay);
-    let mut rows = exchange(database, "claiming events", statement).await?;
-    let found = rows.len();
-    rows.retain(|row| row.try_get_raw("aggregatetype").is_ok_and(|name| !name.is_null()));
-    let is_one_gone = rows.len() < found;
-    let lanes: Result<_, sqlx::Error> = rows
-        .iter()
-        .map(|row| {
-            let number =
-                |name| row.try_get::<i32, _>(name).map(|count| u32::try_from(count).unwrap_or_default());
-            let failed = match row.try_get("head")? {
-                Some(event) => {
-                    Some(Failed { event, attempts: number("attempts")?, failures: number("failures")? })
-                }
-                None => None,
-            };
-            Ok(Lane {
-                aggregate_type: row.try_get("aggregatetype")?,
-                aggregate_id: row.try_get("aggregateid")?,
-                claim,
-                until,
-                failed,
-            })
-        })
-        .collect();
-    Ok(Claimed { lanes: lanes?, is_one_gone })
+    let rows = exchange(database, "claiming events", statement).await?;
+    let mut claimed =
+        Claimed { lanes: Vec::with_capacity(rows.len()), is_one_gone: false, is_cut_off: false };
+    for row in &rows {
+        let aggregate_id: String = row.try_get("aggregateid")?;
+        let Some(aggregate_type) = row.try_get("aggregatetype")? else {
+            match aggregate_id.as_str() {
+                "gone" => claimed.is_one_gone = true,
+                _ => claimed.is_cut_off = true,
+            }
+            continue;
+        };
+        let number = |name| row.try_get::<i32, _>(name).map(|count| u32::try_from(count).unwrap_or_default());
+        let failed = match row.try_get("head")? {
+            Some(event) => {
+                Some(Failed { event, attempts: number("attempts")?, failures: number("failures")? })
+            }
+            None => None,
+        };
+        claimed.lanes.push(Lane { aggregate_type, aggregate_id, claim, until, failed });
+    }
+    Ok(claimed)
 }
 
 /// The first events of a lane, and whether there were no more.

@@ -43,7 +43,7 @@ pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>)
                     }
                     // At once if there is room for many, else a little later, when there may be.
                     let room = worker.free() * 2 >= config.concurrency;
-                    // So it is if the last claim took all there was room for: there is more.
+                    // So it is if the last claim has left something.
                     let again = if is_behind && room { Some(Duration::ZERO) } else { again };
                     clock.look_within(again.map(|again| if room { again } else { again.max(SOON) }));
                 }
@@ -57,7 +57,7 @@ pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>)
             if claimed.fresh > 0 {
                 clock.pause = FIRST_PAUSE;
             }
-            is_behind = claimed.is_full;
+            is_behind = claimed.is_behind;
             clock.look_at = Instant::now() + if is_behind { SOON } else { clock.longer() };
         }
         let keep_at = worker.renew_at.min(clock.reconcile_at);

@@ -33,7 +33,8 @@ pub(crate) struct Worker {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Taken {
     pub(super) fresh: usize,
-    pub(super) is_full: bool,
+    /// There is more than there was room for, or than one look takes.
+    pub(super) is_behind: bool,
 }
 
 impl Worker {
@@ -84,7 +85,7 @@ impl Worker {
     }
 
     pub(super) async fn claim(&mut self) -> Result<Taken, sqlx::Error> {
-        let Claimed { lanes, is_one_gone } = self.claim_lanes().await?;
+        let Claimed { lanes, is_one_gone, is_cut_off } = self.claim_lanes().await?;
         let mut fresh = self.take(lanes).await?;
         if is_one_gone {
             // Its lanes, at once. What has been claimed already neither waits for that nor is lost
@@ -97,7 +98,7 @@ impl Worker {
                 }
             }
         }
-        Ok(Taken { fresh, is_full: self.free() == 0 })
+        Ok(Taken { fresh, is_behind: is_cut_off || self.free() == 0 })
     }
 
     async fn claim_lanes(&self) -> Result<Claimed, sqlx::Error> {

@@ -9,7 +9,8 @@
 -- that drew its number early and committed late: what was not visible in the snapshot of the last
 -- look has not been seen, whenever it commits.
 --
--- A row without an aggregate says that there is a relay whose session is gone.
+-- A row without an aggregate type says, in place of the id, what else there is: `gone`, a relay whose
+-- session is gone; `more`, events that are left for another look.
 with fresh as materialized (
   select ctid as at, aggregatetype, aggregateid from idempotency.outbox_lane
   where head is null and ready_at <= pg_catalog.now()
@@ -36,15 +37,17 @@ with fresh as materialized (
   where pg_catalog.pg_try_advisory_xact_lock(7309940819317977704)
 ), bound as materialized (
   -- The first transaction that is left for another look, where there are too many.
-  select coalesce(
-    (
+  select
+    coalesce(b.xmax, pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) as xmax,
+    b.xmax is not null as is_cut_off
+  from (
+    select (
       select xact + 1 from idempotency.outbox
       where xact >= (select xmax from look)
       order by xact
       offset $5 limit 1
-    ),
-    pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint
-  ) as xmax
+    ) as xmax
+  ) b
 ), unseen as materialized (
   select aggregatetype, aggregateid, pg_catalog.min(seq) as seq, pg_catalog.min(created_at) as since
   from (
@@ -95,7 +98,9 @@ select aggregatetype, aggregateid, head, attempts, failures from claimed
 union all
 select aggregatetype, aggregateid, null, 0, 0 from added where owner = $1
 union all
-select null, null, null, 0, 0
+select null, 'more', null, 0, 0 from bound where is_cut_off
+union all
+select null, 'gone', null, 0, 0
 where exists (
   select from idempotency.outbox_relay
   where id is distinct from $6

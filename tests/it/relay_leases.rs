@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use tower_idempotency::outbox::{Event, MemoryPublisher, Publisher as _};
 
-use crate::support::outbox::{Gate, commit, drain, event, lanes, number, relay, time_passes, waiting};
+use crate::support::outbox::{
+    Gate, commit, drain, event, lanes, number, overtake, relay, time_passes, waiting,
+};
 use crate::support::{database, eventually};
 
 const LEASE: Duration = Duration::from_millis(300);
@@ -59,11 +61,9 @@ async fn a_relay_that_was_overrun_stops_and_touches_nothing_of_its_successor() {
     gate.arrival().await;
 
     // Another one has the lane now, and holds it; renewals of the first find nothing.
-    time_passes(&db).await;
     let late = Gate::on("a");
     let successor = relay(&db, late.clone()).lease(Duration::from_secs(3_600));
-    let successor = tokio::spawn(async move { successor.run_once().await.unwrap() });
-    late.arrival().await;
+    let successor = overtake(&db, successor, &late).await;
     let held = "select owner, ready_at::text from idempotency.outbox_lane";
     let before: (uuid::Uuid, String) = sqlx::query_as(held).fetch_one(&*db).await.unwrap();
 
@@ -123,14 +123,8 @@ async fn a_relay_that_learns_of_its_loss_when_it_renews_publishes_no_other_event
     let overrun = tokio::spawn(async move { overrun.run_once().await.unwrap() });
     lost.arrival().await;
     kept.arrival().await;
-    sqlx::query("update idempotency.outbox_lane set ready_at = now() where aggregateid = 'a'")
-        .execute(&*db)
-        .await
-        .unwrap();
     let late = Gate::on("a");
-    let successor = relay(&db, late.clone());
-    let successor = tokio::spawn(async move { drain(&successor).await });
-    late.arrival().await;
+    let successor = overtake(&db, relay(&db, late.clone()), &late).await;
     let ready_at = async || -> String {
         sqlx::query_scalar("select ready_at::text from idempotency.outbox_lane where aggregateid = 'b'")
             .fetch_one(&*db)

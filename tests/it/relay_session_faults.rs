@@ -9,7 +9,7 @@ use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tower_idempotency::outbox::{Event, MemoryPublisher, Publisher as _};
 
-use crate::support::outbox::{Gate, commit, event, number, relay, waiting};
+use crate::support::outbox::{Gate, commit, event, number, overtake, relay, waiting};
 use crate::support::sessions::{
     LEASE, all_is_delivered, held, is_so, kept_waiting, no_new_session, numbers, refuse_sessions, registered,
     running, sessions,
@@ -219,41 +219,42 @@ async fn a_relay_that_stops_with_something_in_hand_is_succeeded_at_once() {
 async fn a_relay_that_has_a_session_at_last_publishes_no_other_event_of_what_it_had_lost() {
     let db = database().await;
     let hold = no_new_session(&db).await;
-    let (lost, kept, late) = (Gate::on("a"), Gate::on("b"), Gate::on("a"));
-    let gates = (lost.clone(), kept.clone());
+    let (lost, kept, last, late) = (Gate::on("a"), Gate::on("b"), Gate::on("c"), Gate::on("a"));
+    let gates = [lost.clone(), kept.clone(), last.clone()];
     let overtaken = relay(&db, move |event: Event| {
-        let gate = if event.aggregate_id() == "b" { gates.1.clone() } else { gates.0.clone() };
+        let gate = match event.aggregate_id() {
+            "b" => gates[1].clone(),
+            "c" => gates[2].clone(),
+            _ => gates[0].clone(),
+        };
         async move { gate.publish(event).await }
     });
-    let overtaken = overtaken.lease(LEASE);
+    // It has no room to claim again what it loses.
+    let overtaken = overtaken.lease(LEASE).concurrency(3);
     let overtaken = tokio::spawn(async move { overtaken.run(std::future::pending()).await });
     is_so(async || kept_waiting(&db).await == 1).await;
     leap(Duration::from_secs(11)).await;
-    commit(&db, &[event("a", 1), event("a", 2), event("b", 1)]).await;
+    commit(&db, &[event("a", 1), event("a", 2), event("b", 1), event("c", 1)]).await;
     lost.arrival().await;
     kept.arrival().await;
-    sqlx::query("update idempotency.outbox_lane set ready_at = now() where aggregateid = 'a'")
-        .execute(&*db)
-        .await
-        .unwrap();
-    let successor = relay(&db, late.clone()).lease(LEASE);
-    let successor = tokio::spawn(async move { successor.run_once().await });
-    late.arrival().await;
+    last.arrival().await;
+    let successor = overtake(&db, relay(&db, late.clone()).lease(LEASE), &late).await;
     hold.rollback().await.unwrap();
     // It renews what it has, and learns what is not its own any more.
     let renewed = "select relay is not null from idempotency.outbox_lane where aggregateid = 'b'";
     is_so(async || sqlx::query_scalar(renewed).fetch_one(&*db).await.unwrap()).await;
-    commit(&db, &[event("c", 1)]).await;
-    is_so(async || of("c", &lost.published) == [1]).await;
+    last.open.add_permits(1);
+    commit(&db, &[event("d", 1)]).await;
+    is_so(async || of("d", &lost.published) == [1]).await;
     // By its own clock the lease is far from over, and its turn is not.
     lost.open.add_permits(10);
     is_so(async || !of("a", &lost.published).is_empty()).await;
-    commit(&db, &[event("d", 1)]).await;
-    is_so(async || of("d", &lost.published) == [1]).await;
+    commit(&db, &[event("e", 1)]).await;
+    is_so(async || of("e", &lost.published) == [1]).await;
     assert_eq!(of("a", &lost.published), [1]);
     kept.open.add_permits(10);
     late.open.add_permits(10);
-    successor.await.unwrap().unwrap();
+    successor.await.unwrap();
     is_so(async || all_is_delivered(&db).await).await;
     overtaken.abort();
 }

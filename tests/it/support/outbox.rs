@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use sqlx::PgPool;
 use tokio::sync::Semaphore;
-use tower_idempotency::outbox::{Backoff, Event, MemoryPublisher, PublishError, Publisher, Relay};
+use tokio::task::JoinHandle;
+use tower_idempotency::outbox::{Backoff, Event, MemoryPublisher, PublishError, Publisher, Relay, Relayed};
 
 /// The n-th event of an aggregate.
 pub(crate) fn event(aggregate: &str, n: i64) -> Event {
@@ -49,6 +50,23 @@ pub(crate) async fn lanes(pool: &PgPool) -> i64 {
 /// Makes all leases and backoffs end now.
 pub(crate) async fn time_passes(pool: &PgPool) {
     sqlx::query("update idempotency.outbox_lane set ready_at = now()").execute(pool).await.unwrap();
+}
+
+/// A round of a relay that takes a lane from another one, which lives and may renew it first.
+pub(crate) async fn overtake(pool: &PgPool, relay: Relay, gate: &Gate) -> JoinHandle<Relayed> {
+    loop {
+        sqlx::query("update idempotency.outbox_lane set ready_at = now() where aggregateid = $1")
+            .bind(&gate.aggregate)
+            .execute(pool)
+            .await
+            .unwrap();
+        let relay = relay.clone();
+        let mut round = tokio::spawn(async move { relay.run_once().await.unwrap() });
+        tokio::select! {
+            () = gate.arrival() => return round,
+            nothing = &mut round => assert_eq!(nothing.unwrap(), Default::default()),
+        }
+    }
 }
 
 /// A publisher that fails for chosen aggregates, and counts.
@@ -114,7 +132,8 @@ impl Gate {
 
     /// Until an event stands before the gate.
     pub(crate) async fn arrival(&self) {
-        self.arrived.acquire().await.unwrap().forget();
+        let arrived = tokio::time::timeout(Duration::from_secs(60), self.arrived.acquire()).await;
+        arrived.expect("no event stands before the gate").unwrap().forget();
     }
 }
 
