@@ -2,6 +2,13 @@
 //!
 //! The same handler, once behind the layer and once with a transaction of its own and no idempotency:
 //! it locks an account, inserts a payment, and changes the balance.
+//!
+//! And the floor, in three steps: the layer against the same handler with the layer's statements written
+//! into it, which is what the layer itself takes; that against the handler with two statements more that
+//! do nothing, which is what the record's insertion and update take in the database; and that against
+//! the handler as it was, which is what two round trips take.
+
+mod floor;
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +19,7 @@ use axum::response::Response;
 use axum::routing::post;
 use devpg::Server;
 use harness::bank::{self, NewPayment};
-use harness::{Aim, Clients, Network, Plan, Report, interleaved};
+use harness::{Aim, Clients, Network, Plan, Report, Round, interleaved};
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tower_idempotency::{IdempotencyLayer, Tenant, Tx, migrate};
@@ -54,15 +61,37 @@ async fn compare(
     clients: usize,
     aim: Aim,
 ) {
-    let layer = harness::serve(layered(pool(server, network).await)).await;
-    let bare = harness::serve(bank::bare(pool(server, network).await)).await;
-    let layer = Clients::connect(layer, clients).await.side(StatusCode::CREATED, new_payment);
-    let bare = Clients::connect(bare, clients).await.side(StatusCode::CREATED, new_payment);
-    let [layer, bare] = interleaved(plan, server, [layer, bare]).await;
+    let side = async |app: fn(PgPool) -> Router| {
+        let address = harness::serve(app(pool(server, network).await)).await;
+        Clients::connect(address, clients).await.side(StatusCode::CREATED, new_payment)
+    };
+    let sides = [
+        side(layered).await,
+        side(bank::bare).await,
+        side(floor::statements).await,
+        side(floor::round_trips).await,
+    ];
+    let [layer, bare, statements, round_trips] = interleaved(plan, server, sides).await;
 
     let distance = if network.is_some() { ", 1 ms to the database" } else { "" };
     let name = format!("{clients} client{}{distance}", if clients == 1 { "" } else { "s" });
     report.rounds(&name, ("layer", &layer), ("bare", &bare), aim);
+    for (what, side, base) in [
+        ("the layer itself", ("layer", &layer), ("statements", &statements)),
+        ("its statements", ("statements", &statements), ("round trips", &round_trips)),
+        ("its round trips", ("round trips", &round_trips), ("bare", &bare)),
+    ] {
+        for (of, unit, value) in [
+            ("throughput", "requests/s", Round::rate as fn(&Round) -> f64),
+            ("processor, service and clients", "µs", Round::own_cpu),
+            ("processor, database", "µs", Round::server_cpu),
+        ] {
+            let values = |rounds: &[Round]| rounds.iter().map(value).collect::<Vec<_>>();
+            let (rounds, bases) = (values(side.1), values(base.1));
+            let name = format!("{name}, {what}: {of}");
+            report.ratio(name, unit, (side.0, &rounds), (base.0, &bases), Aim::None);
+        }
+    }
 }
 
 fn layered(pool: PgPool) -> Router {
