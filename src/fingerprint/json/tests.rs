@@ -6,6 +6,7 @@ use super::*;
 mod document;
 mod properties;
 mod reference;
+mod sizes;
 
 #[test]
 fn white_space_member_order_and_escapes_do_not_count() {
@@ -28,7 +29,8 @@ fn white_space_member_order_and_escapes_do_not_count() {
 
 #[test]
 fn a_document_already_in_normal_form_is_not_copied() {
-    for document in [r#"{"a":[1,{"b":"\n"}],"c":null}"#, "\n[1]\n", "17"] {
+    let same_start = r#"{"created_at":1,"created_by":2}"#;
+    for document in [r#"{"a":[1,{"b":"\n"}],"c":null}"#, same_start, "\n[1]\n", "17"] {
         let outline = Outline::of(document.as_bytes(), &[]).unwrap();
         assert!(matches!(outline.text, Cow::Borrowed(_)));
         assert!(outline.containers.is_empty());
@@ -197,6 +199,7 @@ fn a_pointer_leaves_out_what_it_points_to() {
     assert_eq!(without(&["/b"], r#"{"a":1,"b":{"z":1,"y":2},"c":3}"#), r#"{"a":1,"c":3}"#);
     assert_eq!(without(&["/a"], r#"{"a":1}"#), "{}");
     assert_eq!(without(&["/c"], r#"{"b":2,"c":3,"a":1}"#), r#"{"a":1,"b":2}"#);
+    assert_eq!(without(&["/a/x"], r#"{"b":1,"a":{"x":1,"y":2}}"#), r#"{"a":{"y":2},"b":1}"#);
     assert_eq!(
         without(&["/a/1/x"], r#"{"a":[{"x":1},{"y":2,"x":1},{"x":1}]}"#),
         r#"{"a":[{"x":1},{"y":2},{"x":1}]}"#
