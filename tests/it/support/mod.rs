@@ -22,7 +22,10 @@ pub(crate) mod senders;
 pub(crate) mod outbox;
 pub(crate) mod sessions;
 mod service;
+#[path = "../../shared/signal.rs"]
+mod signal;
 mod socket;
+pub(crate) mod wire;
 
 pub(crate) use client::{Answer, Call, Client};
 pub(crate) use counted::counted_pool;
@@ -38,6 +41,7 @@ pub(crate) use proxy::{Fate, Message, Proxy};
 pub(crate) use raw::{RawAnswer, post_raw};
 pub(crate) use required::absent;
 pub(crate) use service::{Service, serve};
+pub(crate) use signal::signal;
 pub(crate) use socket::Raw;
 pub(crate) use through::{layer as layer_of, operation as operation_of};
 pub(crate) use turnstile::{OnDrop, Runs, Turnstile, begin_dropped_midway, poll_once};

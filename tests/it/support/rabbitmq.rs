@@ -10,7 +10,7 @@ use devpg::Tether;
 use lapin::{Channel, Connection, ConnectionProperties};
 use uuid::Uuid;
 
-use super::absent;
+use super::{absent, signal};
 
 /// A node with names, ports and directories of its own, as this user. Killed when this is dropped.
 pub(crate) struct RabbitMq {
@@ -38,6 +38,8 @@ impl RabbitMq {
             let directory =
                 std::env::temp_dir().join(format!("tower-idempotency-rabbitmq-{}", Uuid::now_v7()));
             std::fs::create_dir(&directory).unwrap();
+            let config = format!("max_message_size = {LARGEST_MESSAGE}\n");
+            std::fs::write(directory.join("config.conf"), config).unwrap();
             let names_tether = Some(Tether::to(&names, "KILL").unwrap());
             let mut started =
                 Self { directory, port, distribution_port, names_port, names, names_tether, server: None };
@@ -55,7 +57,11 @@ impl RabbitMq {
     }
 
     pub(crate) fn uri(&self) -> String {
-        format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.port)
+        uri(self.port)
+    }
+
+    pub(crate) const fn port(&self) -> u16 {
+        self.port
     }
 
     /// A channel of a connection of its own, which the caller keeps.
@@ -68,12 +74,24 @@ impl RabbitMq {
     /// Kills it, as a crash would.
     pub(crate) fn kill(&mut self) {
         if let Some((mut server, tether)) = self.server.take() {
-            // The script and the node that it has started.
-            let group = format!("-{}", server.id());
-            drop(Command::new("kill").args(["-KILL", "--", &group]).status());
+            signal("KILL", group(&server));
             drop(tether);
             drop(server.wait());
         }
+    }
+
+    /// It does nothing any more, and its connections stay.
+    pub(crate) fn stands_still(&self) {
+        self.tell("STOP");
+    }
+
+    /// After it stood still.
+    pub(crate) fn goes_on(&self) {
+        self.tell("CONT");
+    }
+
+    fn tell(&self, name: &str) {
+        assert!(signal(name, group(&self.server.as_ref().unwrap().0)));
     }
 
     /// Starts it again, on the same port and with what it had stored.
@@ -132,6 +150,19 @@ impl Drop for RabbitMq {
         drop(std::fs::remove_dir_all(&self.directory));
     }
 }
+
+/// A broker on this port of this machine.
+pub(crate) fn uri(port: u16) -> String {
+    format!("amqp://guest:guest@127.0.0.1:{port}/%2f")
+}
+
+/// The script and the node that it has started.
+fn group(server: &Child) -> String {
+    format!("-{}", server.id())
+}
+
+/// What it refuses is larger.
+pub(crate) const LARGEST_MESSAGE: usize = 1 << 18;
 
 /// It takes some seconds, and more on a machine that is busy.
 const DEADLINE: Duration = Duration::from_secs(90);
