@@ -19,7 +19,7 @@ use tower_idempotency::webhook::{SigningKeys, WebhookDelivery};
 
 use crate::support::outbox::{commit, drain, event, losing, relay, time_passes, waiting, waits};
 use crate::support::senders::{STANDARD_SECRET, Sender};
-use crate::support::{Service, database, effect, effects, records, serve};
+use crate::support::{Service, database, effect, effects, records, serve, serve_behind};
 
 fn keys() -> SigningKeys {
     SigningKeys::new([STANDARD_SECRET]).unwrap()
@@ -67,7 +67,7 @@ async fn a_receiver_with_another_secret_gets_nothing_done() {
         StatusCode::ACCEPTED
     };
     let layer = Sender::Standard.layer(&receiving).idempotency(|layer| layer.operation("events"));
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+    let service = serve_behind(layer, handler).await;
     let other = SigningKeys::new(["whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"]).unwrap();
     let publisher = HttpPublisher::new(&format!("http://{}/", service.address), other).unwrap();
     commit(&sending, &[event("a", 1)]).await;

@@ -182,7 +182,10 @@ async fn a_client_that_was_never_connected_or_has_given_up_makes_no_dead_letter(
     let options = async_nats::ConnectOptions::new()
         .max_reconnects(1)
         .reconnect_delay_callback(|_| Duration::ZERO)
-        .event_callback(move |event| std::future::ready(lives.send(event).unwrap()));
+        .event_callback(move |event| {
+            lives.send(event).unwrap();
+            std::future::ready(())
+        });
     let client = options.connect(nats.url()).await.unwrap();
     nats.kill();
     while ended.recv().await.is_some() {}

@@ -55,8 +55,13 @@ pub(crate) fn recovers(pool: &PgPool, relay: &Relay) -> impl Future<Output = ()>
         time_passes(pool).await;
         relay.run_once().await.unwrap();
         let waiting = waiting(pool).await;
-        if waiting == 0 { Ok(()) } else { Err(format!("{waiting} wait")) }
+        if waiting == 0 { Ok(()) } else { Err(format!("{waiting} wait: {:?}", errors(pool).await)) }
     })
+}
+
+/// Why events were not published.
+async fn errors(pool: &PgPool) -> Vec<Option<String>> {
+    sqlx::query_scalar("select last_error from idempotency.outbox_lane").fetch_all(pool).await.unwrap()
 }
 
 /// A publisher that publishes each event, and loses the first acknowledgement.

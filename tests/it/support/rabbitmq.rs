@@ -1,5 +1,6 @@
 //! A RabbitMQ server of a test's own.
 
+use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -106,7 +107,7 @@ impl RabbitMq {
         let tether = Tether::to_group(&server, "KILL").unwrap();
         self.server = Some((server, tether));
         let started = Instant::now();
-        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+        while greets(self.port).is_err() {
             let ended = self.server.as_mut().unwrap().0.try_wait().unwrap();
             let log = self.directory.join("log");
             assert!(ended.is_none() && started.elapsed() < DEADLINE, "RabbitMQ does not listen; see {log:?}");
@@ -154,6 +155,18 @@ impl Drop for RabbitMq {
 /// A broker on this port of this machine.
 pub(crate) fn uri(port: u16) -> String {
     format!("amqp://guest:guest@127.0.0.1:{port}/%2f")
+}
+
+/// Whether a broker answers there. To connect is not enough: where nobody listens, a connection can
+/// come to stand with itself, or with whoever has been given the port meanwhile.
+fn greets(port: u16) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.write_all(b"AMQP\0\0\x09\x01")?;
+    let mut kind = [0];
+    stream.read_exact(&mut kind)?;
+    // A method: `connection.start`.
+    if kind == [1] { Ok(()) } else { Err(std::io::ErrorKind::InvalidData.into()) }
 }
 
 /// The script and the node that it has started.
