@@ -122,6 +122,7 @@ async fn a_broker_that_is_killed_and_comes_back_has_each_event_in_order() {
     let Some(mut server) = RabbitMq::start() else { return };
     let (connection, channel) = server.channel().await;
     queue(&channel, "test").await;
+    server.has_kept("test").await;
     let db = database().await;
     let relay = relay(&db, RabbitMqPublisher::new(server.uri(), "")).max_attempts(1);
     let events = [event("a", 1), event("a", 2), event("a", 3)];
@@ -145,6 +146,7 @@ async fn what_is_under_way_when_the_broker_stands_still_or_dies_is_no_dead_lette
     let Some(mut server) = RabbitMq::start() else { return };
     let (connection, channel) = server.channel().await;
     queue(&channel, "test").await;
+    server.has_kept("test").await;
     let db = database().await;
     let (begins, mut begun) = tokio::sync::mpsc::unbounded_channel();
     let publisher = RabbitMqPublisher::new(server.uri(), "").routing_key(move |event| {

@@ -11,7 +11,7 @@ use devpg::Tether;
 use lapin::{Channel, Connection, ConnectionProperties};
 use uuid::Uuid;
 
-use super::{absent, signal};
+use super::{absent, eventually, signal};
 
 /// A node with names, ports and directories of its own, as this user. Killed when this is dropped.
 pub(crate) struct RabbitMq {
@@ -70,6 +70,23 @@ impl RabbitMq {
         let connection = Connection::connect(&self.uri(), ConnectionProperties::default()).await.unwrap();
         let channel = connection.create_channel().await.unwrap();
         (connection, channel)
+    }
+
+    /// Waits until this queue would outlive a crash. A node writes down a moment later what it has
+    /// declared, also that of a durable queue.
+    pub(crate) async fn has_kept(&self, queue: &str) {
+        let node = self.directory.join(format!("mnesia/test{}@localhost", self.port));
+        // The end of its name among all resources, as Erlang writes it.
+        let name =
+            [b"queuem", &u32::try_from(queue.len()).unwrap().to_be_bytes()[..], queue.as_bytes()].concat();
+        eventually(std::panic::Location::caller(), async || {
+            let is_kept = ["LATEST.LOG", "rabbit_durable_queue.DCL", "rabbit_durable_queue.DCD"]
+                .iter()
+                .filter_map(|file| std::fs::read(node.join(file)).ok())
+                .any(|bytes| bytes.windows(name.len()).any(|part| part == name));
+            if is_kept { Ok(()) } else { Err(format!("{queue} is not written down in {node:?}")) }
+        })
+        .await;
     }
 
     /// Kills it, as a crash would.
