@@ -60,19 +60,22 @@ impl Table {
 
     /// A service whose handler makes a row, behind the layer.
     pub(crate) async fn serve(&self) -> SocketAddr {
-        async fn create(mut tx: Tx, _body: Bytes) -> Response {
-            let noted = sqlx::query("insert into note values ('a row that nobody else wants')");
-            match noted.execute(&mut *tx).await {
-                Ok(_) => {
-                    (StatusCode::CREATED, [(CONTENT_TYPE, "application/json")], answer()).into_response()
-                }
-                Err(error) => bank::failed(&error),
-            }
-        }
-        let layer = IdempotencyLayer::new(self.pool.clone(), Tenant::single());
-        let layer = layer.operation(OPERATION).retention(Retention::days(45));
-        harness::serve(Router::new().route("/payments", post(create).route_layer(layer))).await
+        harness::serve(router(&self.pool)).await
     }
+}
+
+/// That service, as a process has it that has just started: its layer knows of no key.
+pub(crate) fn router(pool: &PgPool) -> Router {
+    async fn create(mut tx: Tx, _body: Bytes) -> Response {
+        let noted = sqlx::query("insert into note values ('a row that nobody else wants')");
+        match noted.execute(&mut *tx).await {
+            Ok(_) => (StatusCode::CREATED, [(CONTENT_TYPE, "application/json")], answer()).into_response(),
+            Err(error) => bank::failed(&error),
+        }
+    }
+    let layer = IdempotencyLayer::new(pool.clone(), Tenant::single());
+    let layer = layer.operation(OPERATION).retention(Retention::days(45));
+    Router::new().route("/payments", post(create).route_layer(layer))
 }
 
 /// The same request under any key: what it asks for is not what is measured.

@@ -77,7 +77,8 @@ async fn publish(config: &Config, event: Event) -> Result<(), PublishError> {
     match tokio::time::timeout(config.publish_timeout, published).await {
         Ok(Ok(result)) => result,
         Ok(Err(_)) => Err(PublishError::failed("the publisher panicked")),
-        Err(_) => Err(PublishError::failed("the publisher did not answer in time")),
+        // A broker that stands still looks like this, too.
+        Err(_) => Err(PublishError::unavailable("the publisher did not answer in time")),
     }
 }
 

@@ -31,8 +31,11 @@ use crate::webhook::{ConfigError, SigningKeys, sign};
 /// |---|---|
 /// | 2xx | is delivered |
 /// | 410 | is a [dead letter](super::DeadLetters) at once, and so is each after it for as long as the endpoint says so: the receiver has gone for good |
-/// | 408, 425, 429, 502, 503, 504, or no connection | is tried again for [as long as it takes](PublishError::unavailable) |
-/// | anything else, or none in time | is tried again, [a bounded number of times](PublishError::failed) |
+/// | 408, 425, 429, 502, 503, 504, or none: no connection, one that is lost before the answer, or none in time | is tried again for [as long as it takes](PublishError::unavailable) |
+/// | anything else | is tried again, [a bounded number of times](PublishError::failed) |
+///
+/// What an endpoint that hangs or dies at one event costs is that event's aggregate, which waits: an
+/// endpoint that is away looks the same, and shall not make dead letters.
 ///
 /// A `Retry-After`, in seconds or as a date, is kept: the event is not sent before it is over.
 /// Redirects are not followed, since a signed message is for the one it was signed for; they count
@@ -164,9 +167,9 @@ where
         let request = self.request(&event)?;
         let answer = match tokio::time::timeout(self.timeout, self.client.request(request)).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(error)) if error.is_connect() => return Err(PublishError::unavailable(error)),
-            Ok(Err(error)) => return Err(PublishError::failed(error)),
-            Err(_) => return Err(PublishError::failed("the endpoint did not answer in time")),
+            // Whatever it is, it is no answer.
+            Ok(Err(error)) => return Err(PublishError::unavailable(error)),
+            Err(_) => return Err(PublishError::unavailable("the endpoint did not answer in time")),
         };
         let (head, body) = answer.into_parts();
         // So that the connection can be used again. A body that is long or slow costs the connection.

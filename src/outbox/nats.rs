@@ -4,6 +4,7 @@ use std::error::Error as _;
 use std::fmt;
 use std::str::FromStr as _;
 
+use async_nats::connection::State;
 use async_nats::header::{HeaderMap, HeaderName, HeaderValue, NATS_MESSAGE_ID};
 use async_nats::jetstream::context::{self, PublishErrorKind};
 use async_nats::jetstream::{self, Context};
@@ -29,8 +30,8 @@ use super::publisher::{PublishError, Publisher};
 /// | the answer | the event |
 /// |---|---|
 /// | the stream's acknowledgement, also of a duplicate | is delivered |
-/// | no connection, no answer in time, no stream for the subject, no room or no leader | is tried again for [as long as it takes](PublishError::unavailable) |
-/// | the stream's refusal | is tried again, [a bounded number of times](PublishError::failed) |
+/// | no connection, no answer in time, no stream for the subject, no room or no leader, or another trouble of the server's own | is tried again for [as long as it takes](PublishError::unavailable) |
+/// | the stream's refusal of the message | is tried again, [a bounded number of times](PublishError::failed) |
 /// | none: its subject is not one, or it is larger than the server takes | is a [dead letter](super::DeadLetters) at once |
 ///
 /// # Examples
@@ -81,29 +82,45 @@ impl Publisher for NatsPublisher {
             Payload::Json(bytes) | Payload::Bytes(bytes) => bytes,
         };
         let sent = self.context.publish_with_headers(subject, headers, payload).await;
-        sent.map_err(refused)?.await.map_err(refused)?;
+        sent.map_err(|error| self.refused(error))?.await.map_err(|error| self.refused(error))?;
         Ok(())
     }
 }
 
-fn refused(error: context::PublishError) -> PublishError {
-    match error.kind() {
-        // The same to the client: no stream takes the subject, or JetStream is not up yet. And an
-        // operator who has forgotten a stream shall not find dead letters.
-        PublishErrorKind::StreamNotFound
-        | PublishErrorKind::TimedOut
-        | PublishErrorKind::BrokenPipe
-        | PublishErrorKind::MaxAckPending => PublishError::unavailable(error),
-        PublishErrorKind::MaxPayloadExceeded => PublishError::rejected(error),
-        _ if is_unavailable(&error) => PublishError::unavailable(error),
-        _ => PublishError::failed(error),
+impl NatsPublisher {
+    /// What the stream says about this message counts against it, and nothing else does.
+    fn refused(&self, error: context::PublishError) -> PublishError {
+        match error.kind() {
+            // Before it has ever been connected, the client takes a limit of its own for the server's.
+            PublishErrorKind::MaxPayloadExceeded if self.is_connected() => PublishError::rejected(error),
+            PublishErrorKind::WrongLastMessageId | PublishErrorKind::WrongLastSequence => {
+                PublishError::failed(error)
+            }
+            // The stream's answer; or else the client has ended, or somebody who is no stream has
+            // answered.
+            PublishErrorKind::Other if is_refusal(&error) => PublishError::failed(error),
+            // `StreamNotFound` is the same to the client: no stream takes the subject, or JetStream is
+            // not up yet. And an operator who has forgotten a stream shall not find dead letters.
+            PublishErrorKind::BrokenPipe
+            | PublishErrorKind::MaxAckPending
+            | PublishErrorKind::MaxPayloadExceeded
+            | PublishErrorKind::Other
+            | PublishErrorKind::StreamNotFound
+            | PublishErrorKind::TimedOut => PublishError::unavailable(error),
+        }
+    }
+
+    fn is_connected(&self) -> bool {
+        self.context.client().connection_state() == State::Connected
     }
 }
 
-/// It has no leader, no room, and the like.
-fn is_unavailable(error: &context::PublishError) -> bool {
-    let source = error.source().and_then(|source| source.downcast_ref::<jetstream::Error>());
-    source.is_some_and(|error| error.code() == 503)
+/// Whether it is about the message. It is not where the server says that it has no leader or no room
+/// (503), that something in it has failed (500), that it has too much to do (429), or that the same
+/// message is still on its way (409).
+fn is_refusal(error: &context::PublishError) -> bool {
+    let answer = error.source().and_then(|source| source.downcast_ref::<jetstream::Error>());
+    answer.is_some_and(|answer| !matches!(answer.code(), 409 | 429 | 500..))
 }
 
 fn headers(event: &Event) -> Result<HeaderMap, PublishError> {

@@ -36,7 +36,8 @@ pub trait Publisher: Send + Sync + 'static {
     /// # Cancel safety
     ///
     /// The future is dropped when it takes longer than the relay's
-    /// [`publish_timeout`](super::Relay::publish_timeout). A panic counts as an error.
+    /// [`publish_timeout`](super::Relay::publish_timeout), which counts as
+    /// [unavailable](PublishError::unavailable). A panic counts as an error.
     fn publish(&self, event: Event) -> impl Future<Output = Result<(), PublishError>> + Send;
 }
 

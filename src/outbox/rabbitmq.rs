@@ -1,12 +1,13 @@
 //! Events to RabbitMQ.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ErrorKind};
-use tokio::sync::Mutex;
 
 use super::event::Event;
 use super::publisher::{PublishError, Publisher};
@@ -27,14 +28,15 @@ use super::publisher::{PublishError, Publisher};
 /// | the answer | the event |
 /// |---|---|
 /// | a confirm | is delivered |
-/// | no connection, no exchange, no queue for the routing key, a refusal by a full queue | is tried again for [as long as it takes](PublishError::unavailable) |
+/// | no connection, or one that is lost before the answer; no answer in time; no exchange, no permission, no queue for the routing key; a refusal by a full queue | is tried again for [as long as it takes](PublishError::unavailable) |
 /// | a refusal of the message, as one that is too large | is tried again, [a bounded number of times](PublishError::failed) |
-/// | none: the routing key, or a header's name, has over 255 bytes | is a [dead letter](super::DeadLetters) at once |
+/// | none: the routing key, or a header's name, has over 255 bytes, or the headers fill more than a frame of the connection | is a [dead letter](super::DeadLetters) at once |
 ///
 /// # Connection
 ///
-/// It connects when it is first needed, and again after a connection was lost. Each message that is
-/// on its way has a channel to itself, as many as the relay's
+/// It connects when it is first needed, and again after a connection was lost, or has left a message
+/// without an answer for the relay's [`publish_timeout`](super::Relay::publish_timeout). Each message
+/// that is on its way has a channel to itself, as many as the relay's
 /// [`concurrency`](super::Relay::concurrency) at most, so that its answers are nobody else's. For
 /// `amqps:`, choose the TLS features of `lapin` in a dependency of your own.
 ///
@@ -54,7 +56,7 @@ pub struct RabbitMqPublisher {
     exchange: String,
     routing_key: RoutingKey,
     properties: ConnectionProperties,
-    link: Mutex<Option<Link>>,
+    link: tokio::sync::Mutex<Option<Arc<Link>>>,
 }
 
 type RoutingKey = Box<dyn Fn(&Event) -> String + Send + Sync>;
@@ -62,7 +64,24 @@ type RoutingKey = Box<dyn Fn(&Event) -> String + Send + Sync>;
 /// A connection, and its channels that carry nothing at the moment.
 struct Link {
     connection: Connection,
-    idle: Vec<Channel>,
+    idle: Mutex<Vec<Channel>>,
+    /// Something that was asked over it was given up without an answer. Who is still waiting keeps
+    /// it; nobody asks anything more.
+    is_silent: AtomicBool,
+}
+
+/// A question over a link, which is silent unless the answer comes before this is dropped.
+struct Question<'l> {
+    link: &'l Link,
+    is_answered: bool,
+}
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.link.is_silent.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 impl RabbitMqPublisher {
@@ -74,7 +93,7 @@ impl RabbitMqPublisher {
             exchange: exchange.into(),
             routing_key: Box::new(|event| event.aggregate_type().to_owned()),
             properties: ConnectionProperties::default(),
-            link: Mutex::new(None),
+            link: tokio::sync::Mutex::new(None),
         }
     }
 
@@ -90,33 +109,53 @@ impl RabbitMqPublisher {
         Self { properties, ..self }
     }
 
-    async fn channel(&self) -> Result<Channel, lapin::Error> {
+    async fn link(&self) -> Result<Arc<Link>, lapin::Error> {
         let mut link = self.link.lock().await;
-        if link.as_ref().is_none_or(|link| !link.connection.status().connected()) {
-            *link = None;
+        if let Some(sound) = link.as_ref().filter(|link| link.is_sound()) {
+            return Ok(Arc::clone(sound));
         }
-        let link = match &mut *link {
-            Some(link) => link,
-            none => {
-                let connection = Connection::connect(&self.uri, self.properties.clone()).await?;
-                none.insert(Link { connection, idle: Vec::new() })
-            }
-        };
-        while let Some(channel) = link.idle.pop() {
-            if channel.status().connected() {
-                return Ok(channel);
-            }
+        *link = None;
+        let connection = Connection::connect(&self.uri, self.properties.clone()).await?;
+        let new = Link { connection, idle: Mutex::default(), is_silent: AtomicBool::new(false) };
+        Ok(Arc::clone(link.insert(Arc::new(new))))
+    }
+}
+
+impl Link {
+    fn is_sound(&self) -> bool {
+        self.connection.status().connected() && !self.is_silent.load(Ordering::Relaxed)
+    }
+
+    async fn publish(
+        &self,
+        exchange: ShortString,
+        routing_key: ShortString,
+        properties: BasicProperties,
+        payload: &[u8],
+    ) -> Result<Confirmation, lapin::Error> {
+        let options = BasicPublishOptions { mandatory: true, ..Default::default() };
+        let channel = self.channel().await?;
+        let sent = channel.basic_publish(exchange, routing_key, options, payload, properties).await?;
+        // Dropped here, and by whoever drops this future, the channel is closed: its answer may be
+        // still to come.
+        let confirmation = sent.await?;
+        self.idle().push(channel);
+        Ok(confirmation)
+    }
+
+    async fn channel(&self) -> Result<Channel, lapin::Error> {
+        // Where the broker has closed one, it is found out here.
+        let idle = std::iter::from_fn(|| self.idle().pop()).find(|channel| channel.status().connected());
+        if let Some(channel) = idle {
+            return Ok(channel);
         }
-        let channel = link.connection.create_channel().await?;
+        let channel = self.connection.create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
         Ok(channel)
     }
 
-    /// Where the broker has closed it, it is found out when it is taken.
-    async fn give_back(&self, channel: Channel) {
-        if let Some(link) = &mut *self.link.lock().await {
-            link.idle.push(channel);
-        }
+    fn idle(&self) -> MutexGuard<'_, Vec<Channel>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -124,15 +163,16 @@ impl Publisher for RabbitMqPublisher {
     async fn publish(&self, event: Event) -> Result<(), PublishError> {
         let properties = properties(&event)?;
         let (exchange, routing_key) = (short(&self.exchange)?, short(&(self.routing_key)(&event))?);
-        let options = BasicPublishOptions { mandatory: true, ..Default::default() };
-        let channel = self.channel().await.map_err(PublishError::unavailable)?;
-        let payload = event.payload().as_bytes();
-        let sent = channel.basic_publish(exchange, routing_key, options, payload, properties).await;
-        // Dropped here, and by whoever drops this future, the channel is closed: its answer may be
-        // still to come.
-        let confirmation = sent.map_err(refused)?.await.map_err(refused)?;
-        self.give_back(channel).await;
-        match confirmation {
+        let link = self.link().await.map_err(refused)?;
+        let (room, size) = (link.connection.configuration().frame_max(), frame_of(&properties));
+        if size > room as usize {
+            let text = format!("the headers need a frame of {size} bytes, and the connection's have {room}");
+            return Err(PublishError::rejected(text));
+        }
+        let mut question = Question { link: &link, is_answered: false };
+        let answer = link.publish(exchange, routing_key, properties, event.payload().as_bytes()).await;
+        question.is_answered = true;
+        match answer.map_err(refused)? {
             Confirmation::Ack(None) => Ok(()),
             Confirmation::Ack(Some(_)) => {
                 Err(PublishError::unavailable("the exchange has no queue for the event's routing key"))
@@ -143,16 +183,65 @@ impl Publisher for RabbitMqPublisher {
     }
 }
 
+/// What the broker says about this message counts against it, and nothing else does: while the
+/// broker is away, each kind of error may come that a connection can end with.
 fn refused(error: lapin::Error) -> PublishError {
     match error.kind() {
-        ErrorKind::ProtocolError(refusal)
-            if *refusal.kind() == AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) =>
-        {
-            PublishError::failed(error)
-        }
-        ErrorKind::SerialisationError(_) => PublishError::rejected(error),
+        ErrorKind::ProtocolError(answer) => match answer.kind() {
+            // To the message's own channel.
+            AMQPErrorKind::Soft(AMQPSoftError::CONTENTTOOLARGE | AMQPSoftError::PRECONDITIONFAILED) => {
+                PublishError::failed(error)
+            }
+            // The exchange, or what we may do with it: an operator's to mend.
+            AMQPErrorKind::Soft(
+                AMQPSoftError::ACCESSREFUSED
+                | AMQPSoftError::NOCONSUMERS
+                | AMQPSoftError::NOROUTE
+                | AMQPSoftError::NOTFOUND
+                | AMQPSoftError::RESOURCELOCKED,
+            ) => PublishError::unavailable(error),
+            // To the connection, and so to each message that is on its way over it.
+            AMQPErrorKind::Hard(_) => PublishError::unavailable(error),
+        },
+        // No connection, one that has ended or is ending, or the process's own trouble. These end a
+        // connection with all that is on its way over it, whoever's fault it was, `SerialisationError`
+        // and `ParsingError` too.
+        ErrorKind::AuthProviderError(_)
+        | ErrorKind::ChannelsLimitReached
+        | ErrorKind::FutureCompleted
+        | ErrorKind::IOError(_)
+        | ErrorKind::InvalidChannel(_)
+        | ErrorKind::InvalidChannelState(..)
+        | ErrorKind::InvalidConnectionState(_)
+        | ErrorKind::InvalidProtocolVersion(_)
+        | ErrorKind::MissingHeartbeatError
+        | ErrorKind::NoDefaultRuntime
+        | ErrorKind::ParsingError(_)
+        | ErrorKind::RuntimeShutdownError(_)
+        | ErrorKind::SerialisationError(_) => PublishError::unavailable(error),
+        // Of a later lapin.
         _ => PublishError::unavailable(error),
     }
+}
+
+/// How many bytes the frame of these properties has. It cannot be split, and one that is too large
+/// would end the connection for all messages.
+fn frame_of(properties: &BasicProperties) -> usize {
+    let texts = [properties.content_type(), properties.kind(), properties.message_id()];
+    let texts: usize = texts.into_iter().flatten().map(|text| 1 + text.as_str().len()).sum();
+    let headers: usize = properties
+        .headers()
+        .iter()
+        .flat_map(|headers| headers.inner())
+        .map(|(name, value)| {
+            let value = match value {
+                AMQPValue::LongString(text) => text.as_bytes().len(),
+                _ => 0,
+            };
+            1 + name.as_str().len() + 1 + 4 + value
+        })
+        .sum();
+    FRAME + texts + headers
 }
 
 fn properties(event: &Event) -> Result<BasicProperties, PublishError> {
@@ -193,3 +282,7 @@ impl fmt::Debug for RabbitMqPublisher {
 
 /// By the protocol: 1 is transient.
 const PERSISTENT: u8 = 2;
+
+/// Of a frame with properties, what is always there: its head and end, 8; the head of a message, 14
+/// and 2; the delivery mode, 1; and the length of the headers, 4.
+const FRAME: usize = 29;

@@ -118,7 +118,8 @@ impl Relay {
         self.set(|config| config.lease = lease.max(SHORTEST_LEASE))
     }
 
-    /// How long one event may take. Defaults to 30 seconds; after that it has failed.
+    /// How long one event may take. Defaults to 30 seconds; after that it is tried again, for as long as
+    /// it takes: a broker that does not answer is [unavailable](super::PublishError::unavailable).
     pub fn publish_timeout(self, timeout: Duration) -> Self {
         self.set(|config| config.publish_timeout = timeout)
     }
@@ -135,8 +136,8 @@ impl Relay {
     }
 
     /// How often an event may fail before it is given up. Defaults to 25, which takes about 70
-    /// minutes with the default backoff. An [unavailable](super::PublishError::unavailable) broker
-    /// does not count.
+    /// minutes with the default backoff. An [unavailable](super::PublishError::unavailable) broker, or
+    /// one that does not answer in time, does not count.
     pub fn max_attempts(self, attempts: u32) -> Self {
         self.set(|config| config.max_attempts = attempts.max(1))
     }

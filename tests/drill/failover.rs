@@ -15,6 +15,7 @@ use crate::faults::Made;
 use crate::mixed::{clients, number, settle, summary};
 use crate::network::{Fate, Weather};
 use crate::random::Random;
+use crate::signal::signal;
 use crate::site::{Site, admin};
 
 /// A streaming standby of a site's server, without which nothing is committed there.
@@ -105,8 +106,7 @@ fn log(server: &devpg::Server) -> PathBuf {
 impl Drop for Standby {
     fn drop(&mut self) {
         // In order: QUIT takes its children with it.
-        let quit = ["-c", "kill -s QUIT $1", "sh", &self.process.id().to_string()];
-        let _ = Command::new("/bin/sh").args(quit).status();
+        signal("QUIT", self.process.id());
         drop(self.tether.take());
         let _ = self.process.wait();
     }

@@ -8,6 +8,9 @@
 mod random;
 mod network;
 mod wire;
+#[path = "../shared/signal.rs"]
+mod signal;
+mod itself;
 mod service;
 mod site;
 mod client;

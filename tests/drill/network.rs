@@ -11,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
+use crate::signal;
 use crate::wire::{Frame, connection_exception};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -272,8 +273,7 @@ async fn answers(
 pub(crate) fn signal(name: &str, pid: u32) {
     let program = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     if program.trim() == "postgres" {
-        let kill = ["-c", "kill -s $1 $2", "sh", name, &pid.to_string()];
-        let _ = std::process::Command::new("/bin/sh").args(kill).stderr(std::process::Stdio::null()).status();
+        signal::signal(name, pid);
     }
 }
 

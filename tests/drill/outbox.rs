@@ -22,6 +22,7 @@ use sqlx::postgres::PgPoolOptions;
 
 use crate::mixed::number;
 use crate::random::Random;
+use crate::signal::signal;
 use crate::site;
 use nats::Nats;
 use process::{Process, Role};

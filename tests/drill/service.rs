@@ -1,12 +1,10 @@
 //! The service under test: the other process, and this one's hold on it.
 
-use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use axum::http::{HeaderMap, StatusCode};
@@ -19,6 +17,8 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{Connection as _, PgPool};
 use tower_idempotency::{IdempotencyLayer, Isolation, Settlement, Tenant, Tx};
 use uuid::Uuid;
+
+use crate::itself::{Itself, end_with_parent};
 
 /// What the other process is told.
 #[derive(Clone, Debug)]
@@ -38,31 +38,25 @@ pub(crate) struct Service {
     pub(crate) address: SocketAddr,
     listener: TcpListener,
     settings: Settings,
-    log: File,
-    child: Mutex<Option<Child>>,
+    process: Itself,
 }
 
 impl Service {
     pub(crate) fn start(settings: Settings, log: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let log = OpenOptions::new().create(true).append(true).open(log).unwrap();
-        let service = Self { address, listener, settings, log, child: Mutex::default() };
+        let service = Self { address, listener, settings, process: Itself::new("service", log) };
         service.restart();
         service
     }
 
     /// At once, and for good: SIGKILL.
     pub(crate) fn kill(&self) {
-        if let Some(mut child) = self.child().take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
+        self.process.kill();
     }
 
     /// The socket is the same; who has connected meanwhile has waited.
     pub(crate) fn restart(&self) {
-        self.kill();
         let program = std::env::current_exe().unwrap();
         let mut command = match self.settings.ahead {
             None => Command::new(program),
@@ -73,24 +67,9 @@ impl Service {
             }
         };
         let Settings { port, user, password, pool, unnamed, serializable, .. } = &self.settings;
-        command
-            .args(["--exact", "service", "--nocapture", "--test-threads=1"])
-            .env("DRILL_SERVICE", format!("{port} {user} {password} {pool} {unnamed} {serializable}"))
-            .env("DRILL_PARENT", std::process::id().to_string())
-            .stdin(Stdio::from(OwnedFd::from(self.listener.try_clone().unwrap())))
-            .stdout(Stdio::null())
-            .stderr(Stdio::from(self.log.try_clone().unwrap()));
-        *self.child() = Some(command.spawn().unwrap());
-    }
-
-    fn child(&self) -> std::sync::MutexGuard<'_, Option<Child>> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        self.kill();
+        let words = format!("{port} {user} {password} {pool} {unnamed} {serializable}");
+        let socket = Stdio::from(OwnedFd::from(self.listener.try_clone().unwrap()));
+        self.process.start(command.env("DRILL_SERVICE", words).stdin(socket));
     }
 }
 
@@ -101,7 +80,7 @@ pub(crate) fn run() {
     let [port, user, password, connections, unnamed, serializable] = words[..] else {
         panic!("DRILL_SERVICE={settings}")
     };
-    end_with(std::env::var("DRILL_PARENT").unwrap().parse().unwrap());
+    end_with_parent();
     tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).init();
     let options = PgConnectOptions::new_without_pgpass()
         .host("127.0.0.1")
@@ -132,20 +111,6 @@ pub(crate) fn run() {
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
         axum::serve(listener, router(pool, &layer)).await.unwrap();
     });
-}
-
-/// A parent that was killed cannot say goodbye.
-pub(crate) fn end_with(parent: u32) {
-    std::thread::spawn(move || {
-        while std::os::unix::process::parent_id() == parent || through_faketime(parent) {
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        std::process::exit(0);
-    });
-}
-
-fn through_faketime(parent: u32) -> bool {
-    std::env::var_os("FAKETIME").is_some() && Path::new(&format!("/proc/{parent}")).exists()
 }
 
 fn router(pool: PgPool, layer: &IdempotencyLayer) -> Router {

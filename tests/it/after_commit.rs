@@ -11,7 +11,7 @@ use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tower_idempotency::{IdempotencyLayer, Settlement, Tx};
 
-use crate::support::{Fate, Proxy, Service, database, effect, effects, is_sound, layer, serve};
+use crate::support::{Fate, Proxy, Service, database, effect, effects, is_sound, layer, serve, serve_behind};
 
 /// What hooks saw: how many effects were committed. A hook that is dropped sends nothing.
 type Told = mpsc::UnboundedReceiver<i64>;
@@ -106,7 +106,7 @@ async fn a_hook_that_panics_or_hangs_keeps_no_other_from_running() {
         StatusCode::CREATED
     };
     let idempotent = layer(&db);
-    let service = serve(Router::new().route("/", post(handler).route_layer(idempotent.clone()))).await;
+    let service = serve_behind(idempotent.clone(), handler).await;
     assert_eq!(service.post("/").key("k").send().await.status, 201);
     idempotent.drain().await;
     let heard = tokio::time::timeout(std::time::Duration::from_secs(10), told.recv()).await;

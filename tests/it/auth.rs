@@ -16,7 +16,9 @@ use sqlx::PgPool;
 use tower_idempotency::{Tenant, Tx};
 use uuid::Uuid;
 
-use crate::support::{Call, Logs, Service, database, effect, effects, layer_of, records, serve, states};
+use crate::support::{
+    Call, Logs, Service, database, effect, effects, layer_of, records, serve, serve_behind, states,
+};
 
 #[derive(Clone)]
 struct User {
@@ -90,7 +92,7 @@ async fn auth_as_an_extractor_resolves_the_tenant_even_if_it_needs_the_only_conn
     let pool = db.pool(1).await;
     let tenant = Tenant::extractor(pool.clone(), |user: AuthUser| user.account);
     let layer = layer_of(&pool, tenant).operation("pay");
-    let service = serve(Router::new().route("/", post(pay).route_layer(layer))).await;
+    let service = serve_behind(layer, pay).await;
     let alice = paid(&service, "alice").send().await;
     assert_eq!(alice.status, 201);
     paid(&service, "alice").send().await.replays(&alice);
@@ -103,7 +105,7 @@ async fn the_rejection_of_an_extractor_is_the_answer_and_nothing_is_stored() {
     let db = database().await;
     let tenant = Tenant::extractor(PgPool::clone(&db), |user: AuthUser| user.account);
     let layer = layer_of(&db, tenant).operation("pay");
-    let service = serve(Router::new().route("/", post(pay).route_layer(layer))).await;
+    let service = serve_behind(layer, pay).await;
     let refused = paid(&service, "expired").send().await;
     assert_eq!((refused.status.as_u16(), refused.text()), (401, "who are you?"));
     assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
@@ -145,7 +147,7 @@ async fn a_missing_extension_is_a_500_whose_log_line_names_the_type() {
     let logs = Logs::capture();
     let db = database().await;
     let layer = layer_of(&db, Tenant::extension(|user: &User| user.account.clone())).operation("pay");
-    let service = serve(Router::new().route("/", post(pay).route_layer(layer))).await;
+    let service = serve_behind(layer, pay).await;
     let answer = paid(&service, "alice").send().await;
     answer.is_rejected(500, "extension-missing");
     assert_eq!(answer.json()["retry"], "same-key");
@@ -179,7 +181,7 @@ async fn a_trusted_header_must_be_there_once_and_readable() {
     let db = database().await;
     let tenant = Tenant::trusted_header(HeaderName::from_static("x-account"));
     let layer = layer_of(&db, tenant).operation("pay");
-    let service = serve(Router::new().route("/", post(pay).route_layer(layer))).await;
+    let service = serve_behind(layer, pay).await;
     let call = || service.post("/").key("k");
     call().send().await.is_rejected(403, "tenant-missing");
     call().header("x-account", "").send().await.is_rejected(403, "tenant-missing");
@@ -244,7 +246,7 @@ async fn a_handlers_401_is_not_recorded_and_the_refreshed_tokens_retry_runs() {
         let id = effect(&mut tx, "paid").await.unwrap();
         if account(&headers).is_none() { unauthorized() } else { id.to_string().into_response() }
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+    let service = serve_behind(layer, handler).await;
     let expired = paid(&service, "expired").send().await;
     assert_eq!((expired.status.as_u16(), expired.text()), (401, "who are you?"));
     assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));

@@ -14,7 +14,9 @@ use tokio::sync::mpsc;
 use tower::ServiceExt as _;
 use tower_idempotency::{Fingerprint, Tx};
 
-use crate::support::{Raw, database, effect, effects, layer, no_transaction_is_left, records, serve, states};
+use crate::support::{
+    Raw, database, effect, effects, layer, no_transaction_is_left, records, serve, serve_behind, states,
+};
 
 /// Answers with the body's length, its digest and its trailers.
 async fn describe(body: Body) -> String {
@@ -37,7 +39,7 @@ fn binary(length: usize) -> Bytes {
 #[tokio::test]
 async fn the_body_arrives_untouched_in_one_frame_or_a_thousand() {
     let db = database().await;
-    let service = serve(Router::new().route("/", post(describe).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), describe).await;
     for length in [0, 1, 1_000, 1_000_000] {
         let bytes = binary(length);
         let expected = format!("{length} {} ", fnv(&bytes));
@@ -67,7 +69,7 @@ async fn the_body_arrives_untouched_in_one_frame_or_a_thousand() {
 #[tokio::test]
 async fn chunks_and_trailers_arrive() {
     let db = database().await;
-    let service = serve(Router::new().route("/", post(describe).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), describe).await;
     for (key, chunks) in [("none", 0), ("one", 1), ("thousand", 1_000)] {
         let mut raw = Raw::connect(service.address).await;
         raw.write(format!(
@@ -144,7 +146,7 @@ async fn without_body_the_handler_sees_the_first_frame_before_the_last_is_sent()
         (StatusCode::CREATED, length.to_string())
     };
     let layer = layer(&db).fingerprint(Fingerprint::without_body());
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+    let service = serve_behind(layer, handler).await;
     let (frames, body) = mpsc::channel::<Bytes>(1);
     let body = stream::unfold(body, async |mut body| {
         body.recv().await.map(|frame| (Ok::<_, std::io::Error>(frame), body))

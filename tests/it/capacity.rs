@@ -11,7 +11,9 @@ use sqlx::{PgPool, Row as _};
 use tokio::sync::{Notify, Semaphore};
 use tower_idempotency::{IdempotencyLayer, Tx};
 
-use crate::support::{database, effect, effects, layer, no_transaction_is_left, records, serve, states};
+use crate::support::{
+    database, effect, effects, layer, no_transaction_is_left, records, serve, serve_behind, states,
+};
 
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -27,7 +29,7 @@ async fn twelve_handlers_that_also_use_the_pool_all_succeed_with_a_pool_of_two()
         let count = sqlx::raw_sql("select count(*) from effect").fetch_one(&second).await;
         count.map(|count| count.get::<i64, _>(0).to_string()).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
     };
-    let service = Arc::new(serve(Router::new().route("/", post(handler).route_layer(layer(&pool)))).await);
+    let service = Arc::new(serve_behind(layer(&pool), handler).await);
     let calls: Vec<_> = (0..12)
         .map(|at| {
             let service = Arc::clone(&service);
@@ -135,7 +137,7 @@ async fn a_pool_of_one_serves_executions_and_replays() {
     let db = database().await;
     let pool = db.pool(1).await;
     let handler = async |mut tx: Tx| effect(&mut tx, "paid").await.unwrap().to_string();
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&pool)))).await;
+    let service = serve_behind(layer(&pool), handler).await;
     let first = service.post("/").key("k").send().await;
     assert_eq!(first.status, 200);
     service.post("/").key("k").send().await.replays(&first);
@@ -151,7 +153,7 @@ async fn a_pool_exhausted_by_others_is_503_in_bounded_time_and_leaves_nothing() 
         StatusCode::CREATED
     };
     let layer = layer(&pool).optional().acquire_timeout(SHORT);
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+    let service = serve_behind(layer, handler).await;
     let held = hold(&pool).await;
     for call in [service.post("/").key("k"), service.post("/")] {
         let started = Instant::now();

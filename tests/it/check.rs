@@ -11,7 +11,7 @@ use sqlx::postgres::{PgPool, PgPoolOptions};
 use tower_idempotency::{Error, Tx, migrate};
 
 use crate::migrate::tables;
-use crate::support::{Logs, database, effect, layer, serve};
+use crate::support::{Logs, database, effect, layer, serve, serve_behind};
 
 async fn run(pool: &PgPool, sql: String) {
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(pool).await.unwrap();
@@ -186,7 +186,7 @@ async fn a_request_before_the_migration_is_a_500_and_works_after_it() {
     let logs = Logs::capture();
     let db = devpg::empty_database().await;
     let handler = async |_: Tx| "paid";
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     let answer = service.post("/").key("k").send().await;
     answer.is_rejected(500, "migration-missing");
     assert_eq!(answer.json()["retry"], "same-key");

@@ -3,16 +3,15 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use axum::Router;
 use axum::http::StatusCode;
-use axum::routing::post;
 use devpg::TestDb;
 use sqlx::PgPool;
 use tokio::sync::oneshot;
 use tower_idempotency::Tx;
 
 use crate::support::{
-    Fate, Message, Proxy, Runs, Service, database, effect, effects, is_sound, layer, records, serve, states,
+    Fate, Message, Proxy, Runs, Service, database, effect, effects, is_sound, layer, records, serve_behind,
+    states,
 };
 
 /// Has an effect; `trouble` happens in the first run, after it.
@@ -27,7 +26,7 @@ async fn troubled(pool: &PgPool, trouble: &'static str) -> (Service, Runs) {
         }
         (StatusCode::CREATED, [("location", "/payments/1")], "paid")
     };
-    (serve(Router::new().route("/", post(handler).route_layer(layer(pool)))).await, runs)
+    (serve_behind(layer(pool), handler).await, runs)
 }
 
 async fn nothing_is_kept(db: &TestDb) {
@@ -82,7 +81,7 @@ async fn a_backend_that_is_terminated_before_the_handlers_statement_is_a_503() {
         effect(&mut tx, "paid").await.unwrap();
         (StatusCode::CREATED, "paid")
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     service.post("/").key("k").send().await.is_rejected(503, "database-unavailable");
     nothing_is_kept(&db).await;
     a_retry_executes(&db, &service, &runs).await;
@@ -223,7 +222,7 @@ async fn a_commit_that_goes_unanswered_without_a_key_does_not_promise_that_a_ret
         effect(&mut tx, "paid").await.unwrap();
         StatusCode::CREATED
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&pool).optional()))).await;
+    let service = serve_behind(layer(&pool).optional(), handler).await;
     let answer = service.post("/").send().await;
     assert_eq!(answer.json()["retry"], "never", "{answer:?}");
     assert_eq!(answer.header("retry-after"), None);
@@ -239,7 +238,7 @@ async fn an_error_in_commit_without_a_key_is_a_refusal_too() {
         effect(&mut tx, "paid").await.unwrap();
         StatusCode::CREATED
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db).optional()))).await;
+    let service = serve_behind(layer(&db).optional(), handler).await;
     service.post("/").send().await.is_rejected(500, "commit-refused");
     nothing_is_kept(&db).await;
     assert_eq!(service.post("/").send().await.status, 201);

@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
-use axum::Router;
-use axum::routing::post;
 use devpg::TestDb;
 use tokio::task::JoinSet;
 use tower_idempotency::{Idempotency, IdempotencyLayer, Tx};
 
 use crate::support::{
     Answer, Gate, Service, database, effects, layer, no_transaction_is_left, paid, payment, records, serve,
-    states,
+    serve_behind, states,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,7 +103,7 @@ async fn an_unrelated_key_is_not_delayed() {
     };
     // As many places as connections, since the handler asks for none of its own.
     let layer = layer(&db.pool(2).await).max_in_flight(2);
-    let service = serve(Router::new().route("/", post(pay).route_layer(layer))).await;
+    let service = serve_behind(layer, pay).await;
     let first = tokio::spawn(service.post("/").key("held").json("{}").send());
     gate.reached(1).await;
     for key in ["other", "Held", "held."] {

@@ -10,7 +10,9 @@ use tokio::sync::mpsc;
 use tower::ServiceExt as _;
 use tower_idempotency::Tx;
 
-use crate::support::{Runs, database, effect, effects, eventually, is_sound, layer, operation_of, serve};
+use crate::support::{
+    Runs, database, effect, effects, eventually, is_sound, layer, operation_of, serve_behind,
+};
 
 /// Waits until a statement with this text is running.
 async fn is_running(db: &TestDb, text: &str) {
@@ -94,7 +96,7 @@ async fn a_kept_tx_dropped_in_a_statement_frees_its_key_before_the_statement_end
         }
         StatusCode::CREATED
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&pool)))).await;
+    let service = serve_behind(layer(&pool), handler).await;
     service.post("/").key("k").send().await.is_rejected(500, "transaction-kept");
     is_running(&db, "pg_sleep").await;
     told.recv().await.unwrap().abort();

@@ -1,12 +1,10 @@
 //! A handler that ends the transaction itself: never a success without its record.
 
-use axum::Router;
 use axum::http::StatusCode;
-use axum::routing::post;
 use devpg::TestDb;
 use tower_idempotency::{IdempotencyLayer, Settlement, Tx};
 
-use crate::support::{Runs, Service, database, effect, effects, is_sound, layer, serve, states};
+use crate::support::{Runs, Service, database, effect, effects, is_sound, layer, serve_behind, states};
 
 /// The first run has an effect, sends a statement, and answers; later ones are well-behaved.
 async fn sending(
@@ -24,7 +22,7 @@ async fn sending(
         }
         (StatusCode::CREATED, Settlement::Complete, "again")
     };
-    (serve(Router::new().route("/", post(handler).route_layer(layer))).await, runs)
+    (serve_behind(layer, handler).await, runs)
 }
 
 const COMMITS: [&str; 5] = [

@@ -3,12 +3,10 @@
 use std::future::pending;
 use std::time::Duration;
 
-use axum::Router;
 use axum::http::StatusCode;
-use axum::routing::post;
 use tower_idempotency::Tx;
 
-use crate::support::{Runs, database, effect, effects, eventually, is_sound, layer, records, serve};
+use crate::support::{Runs, database, effect, effects, eventually, is_sound, layer, records, serve_behind};
 
 #[tokio::test]
 async fn a_handler_that_hangs_is_stopped_and_its_effects_are_undone() {
@@ -23,7 +21,7 @@ async fn a_handler_that_hangs_is_stopped_and_its_effects_are_undone() {
         StatusCode::CREATED
     };
     let layer = layer(&db).execution_timeout(Duration::from_millis(100));
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+    let service = serve_behind(layer, handler).await;
     let first = tokio::time::timeout(Duration::from_secs(30), service.post("/").key("k").send()).await;
     first.expect("an answer in time").is_rejected(503, "execution-timeout");
     assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));
@@ -49,7 +47,7 @@ async fn a_handler_that_hangs_in_a_statement_is_stopped_and_its_key_becomes_free
     let layer = layer(&db)
         .execution_timeout(Duration::from_millis(100))
         .liveness_interval(Duration::from_millis(100));
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+    let service = serve_behind(layer, handler).await;
     let first = tokio::time::timeout(Duration::from_secs(30), service.post("/").key("k").send()).await;
     first.expect("an answer in time").is_rejected(503, "execution-timeout");
     assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));

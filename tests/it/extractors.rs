@@ -5,7 +5,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use tower_idempotency::{DownstreamKey, Idempotency, Tx, TxHandle};
 
-use crate::support::{LogText, Runs, database, effect, effects, is_sound, layer, serve};
+use crate::support::{Logs, Runs, database, effect, effects, is_sound, layer, serve};
 
 #[tokio::test]
 async fn a_handler_knows_key_tenant_and_operation() {
@@ -73,8 +73,7 @@ async fn a_handler_that_needs_the_key_refuses_a_request_without_one() {
 
 #[tokio::test]
 async fn an_extractor_without_a_layer_is_a_500_that_the_log_explains() {
-    let log = LogText::default();
-    let on_this_thread = tracing::subscriber::set_default(log.subscriber());
+    let log = Logs::capture();
     let router = Router::new()
         .route("/tx", post(async |_: Tx| "ran"))
         .route("/idempotency", post(async |_: Idempotency| "ran"));
@@ -83,7 +82,6 @@ async fn an_extractor_without_a_layer_is_a_500_that_the_log_explains() {
         service.post(path).key("k").send().await.is_rejected(500, "extension-missing");
         log.contain(&format!("{name} was extracted on a route without an idempotency layer"));
     }
-    drop(on_this_thread);
 }
 
 #[tokio::test]

@@ -19,8 +19,8 @@ use tokio::sync::oneshot;
 use tower_idempotency::{IdempotencyLayer, Tx};
 
 use crate::support::{
-    Client, LogText, OnDrop, Runs, Service, Turnstile, database, effect, effects, eventually, is_sound,
-    layer, records, serve, states,
+    Client, Logs, OnDrop, Runs, Service, Turnstile, database, effect, effects, eventually, is_sound, layer,
+    records, serve, states,
 };
 
 /// A service whose handler stops at a gate, and that tells when hyper has dropped the first request.
@@ -172,13 +172,11 @@ async fn an_execution_whose_client_has_hung_up_is_bounded_in_time() {
 #[tokio::test]
 async fn an_execution_whose_client_has_hung_up_keeps_its_span() {
     let db = database().await;
-    let log = LogText::default();
-    let on_this_thread = tracing::subscriber::set_default(log.subscriber());
+    let log = Logs::capture();
     let layer = layer(&db);
     let mut interrupted = Interrupted::new(layer.clone(), false).await;
     interrupted.hang_up().await;
     interrupted.gate.open();
     layer.drain().await;
-    drop(on_this_thread);
     log.contain("operation=\"test\"}: it::hang_up: the client may be gone");
 }

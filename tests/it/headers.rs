@@ -1,15 +1,13 @@
 //! Which of a response's headers a replay has.
 
-use axum::Router;
 use axum::http::header::{
     AGE, CACHE_CONTROL, CONNECTION, COOKIE, ETAG, LOCATION, RETRY_AFTER, SET_COOKIE, VARY, WWW_AUTHENTICATE,
 };
 use axum::http::{HeaderName, StatusCode};
 use axum::response::AppendHeaders;
-use axum::routing::post;
 use tower_idempotency::{IdempotencyLayer, Tx};
 
-use crate::support::{Answer, database, effect, layer, serve};
+use crate::support::{Answer, database, effect, layer, serve_behind};
 
 async fn first_and_retry(layer: IdempotencyLayer) -> (Answer, Answer) {
     let handler = async |mut tx: Tx| {
@@ -31,7 +29,7 @@ async fn first_and_retry(layer: IdempotencyLayer) -> (Answer, Answer) {
         ]);
         (StatusCode::CREATED, headers, "paid")
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+    let service = serve_behind(layer, handler).await;
     let first = service.post("/").key("k").send().await;
     assert_eq!((first.status.as_u16(), first.is_replay()), (201, false));
     let retry = service.post("/").key("k").send().await;

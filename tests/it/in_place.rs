@@ -10,7 +10,9 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_idempotency::Tx;
 use tracing::instrument::WithSubscriber as _;
 
-use crate::support::{LogText, database, effect, effects, is_sound, layer, records, serve};
+use crate::support::{
+    LogText, Logs, database, effect, effects, is_sound, layer, records, serve, serve_behind,
+};
 
 tokio::task_local! {
     static REQUEST_ID: &'static str;
@@ -43,11 +45,9 @@ async fn telling(mut tx: Tx) -> StatusCode {
 #[tokio::test]
 async fn a_threads_own_subscriber_hears_the_handler() {
     let db = database().await;
-    let log = LogText::default();
-    let service = serve(Router::new().route("/", post(telling).route_layer(layer(&db)))).await;
-    let on_this_thread = tracing::subscriber::set_default(log.subscriber());
+    let log = Logs::capture();
+    let service = serve_behind(layer(&db), telling).await;
     assert_eq!(service.post("/").key("k").send().await.status, 201);
-    drop(on_this_thread);
     log.contain("the card is charged");
     log.contain("the receipt is sent");
 }

@@ -14,7 +14,8 @@ use tokio::task::JoinSet;
 use tower_idempotency::{Isolation, Settlement, Tx};
 
 use crate::support::{
-    Answer, Call, Runs, Service, database, effect, effects, is_sound, layer, paid, serve, states,
+    Answer, Call, Runs, Service, database, effect, effects, is_sound, layer, paid, serve, serve_behind,
+    states,
 };
 
 /// Both handlers count the effects before either of them has one: only one can have been first.
@@ -43,7 +44,7 @@ async fn two_meet(db: &TestDb, isolation: Isolation) -> (Vec<String>, usize) {
     let (counted, both) = (runs.clone(), Arc::new(Barrier::new(2)));
     let handler = async move |tx: Tx| count_and_pay(tx, counted.clone(), Arc::clone(&both)).await;
     let layer = layer(db).isolation(isolation);
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+    let service = serve_behind(layer, handler).await;
     let (a, b) = tokio::join!(service.post("/").key("a").send(), service.post("/").key("b").send());
     for (key, answer) in [("a", &a), ("b", &b)] {
         assert_eq!(answer.status, 201, "{answer:?}");

@@ -11,7 +11,7 @@ use futures_util::stream;
 use tower_idempotency::{RejectionKind, Settlement, Tx, TxHandle};
 
 use crate::support::{
-    Runs, Turnstile, database, effect, effects, eventually, is_sound, layer, records, serve,
+    Runs, Turnstile, database, effect, effects, eventually, is_sound, layer, records, serve, serve_behind,
 };
 
 /// The first run leaves its `Tx` to a task, which keeps it until the gate opens, and answers.
@@ -98,7 +98,7 @@ async fn a_tx_kept_in_the_responses_body_is_a_500_and_the_key_is_free_at_once() 
         });
         (StatusCode::CREATED, Body::from_stream(rows)).into_response()
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     service.post("/").key("k").send().await.is_rejected(500, "transaction-kept");
     assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));
     let retry = service.post("/").key("k").send().await;
@@ -120,7 +120,7 @@ async fn a_tx_kept_in_the_responses_extensions_is_a_500_and_the_key_is_free_at_o
         }
         response
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     service.post("/").key("k").send().await.is_rejected(500, "transaction-kept");
     assert_eq!(service.post("/").key("k").send().await.status, 201);
     assert_eq!(effects(&db, "paid").await, 1);
@@ -138,7 +138,7 @@ async fn a_handle_that_outlives_its_request_lends_nothing() {
         *keeps.lock().unwrap() = Some(handle.0);
         StatusCode::CREATED
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     let first = service.post("/").key("k").send().await;
     assert_eq!(first.status, 201);
     let handle = kept.lock().unwrap().take().unwrap();
@@ -157,7 +157,7 @@ async fn a_second_tx_while_one_is_out_is_a_clear_500() {
         counted.next();
         StatusCode::CREATED
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     for _ in 0..2 {
         service.post("/").key("k").send().await.is_rejected(500, "transaction-unavailable");
     }
@@ -176,7 +176,7 @@ async fn a_tx_can_be_had_again_when_the_first_is_home() {
             sqlx::query_scalar("select count(*) from effect").fetch_one(&mut *again).await.unwrap();
         (StatusCode::CREATED, seen.to_string())
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     let first = service.post("/").key("k").send().await;
     assert_eq!((first.status.as_u16(), first.text()), (201, "1"));
     service.post("/").key("k").send().await.replays(&first);

@@ -5,7 +5,7 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use tower_idempotency::{Tx, TxHandle};
 
-use crate::support::{LogText, Runs, database, effect, effects, is_sound, layer, records, serve};
+use crate::support::{Logs, Runs, database, effect, effects, is_sound, layer, records, serve};
 
 #[tokio::test]
 async fn two_layers_on_one_route_are_a_500_that_the_log_explains() {
@@ -16,14 +16,12 @@ async fn two_layers_on_one_route_are_a_500_that_the_log_explains() {
         counted.next();
         StatusCode::CREATED
     };
-    let log = LogText::default();
-    let on_this_thread = tracing::subscriber::set_default(log.subscriber());
+    let log = Logs::capture();
     let route = post(handler).route_layer(layer(&db)).route_layer(layer(&db).operation("another"));
     let service = serve(Router::new().route("/", route)).await;
     for _ in 0..2 {
         service.post("/").key("k").send().await.is_rejected(500, "layer-twice");
     }
-    drop(on_this_thread);
     log.contain("two idempotency layers stand on one route");
     assert_eq!((runs.count(), records(&db).await), (0, 0));
     is_sound(&db, &db).await;

@@ -5,7 +5,6 @@
 mod support;
 
 mod after_commit;
-mod answers;
 mod auth;
 mod body;
 mod body_limit;

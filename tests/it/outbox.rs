@@ -1,14 +1,12 @@
 //! Events are committed with the effects, or not at all.
 
-use axum::Router;
 use axum::http::StatusCode;
-use axum::routing::post;
 use tower_idempotency::outbox::{self, Event, MemoryPublisher, OPERATION, OPERATION_ID, Payload};
 use tower_idempotency::{Error, Idempotency, Tx};
 use uuid::Uuid;
 
 use crate::support::outbox::{commit, drain, event, number, relay, waiting};
-use crate::support::{database, effect, effects, layer, operation_of, serve};
+use crate::support::{database, effect, effects, layer, operation_of, serve_behind};
 
 #[tokio::test]
 async fn an_event_of_a_rolled_back_transaction_does_not_exist() {
@@ -121,7 +119,7 @@ async fn publishing(idempotency: Idempotency, mut tx: Tx) -> Result<String, Stat
 async fn an_event_of_an_idempotent_request_carries_its_operation() {
     let db = database().await;
     let published = MemoryPublisher::default();
-    let service = serve(Router::new().route("/", post(publishing).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), publishing).await;
     let first = service.post("/").key("k").send().await;
     service.post("/").key("k").send().await.replays(&first);
     drain(&relay(&db, published.clone())).await;

@@ -12,13 +12,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde_json::{Value, json};
 use sqlx::PgPool;
+use tokio::io::AsyncReadExt as _;
 use tower_idempotency::Tx;
-use tower_idempotency::outbox::{DeadLetters, Event, HttpPublisher, PublishError, Publisher};
+use tower_idempotency::outbox::{DeadLetters, Event, HttpPublisher};
 use tower_idempotency::webhook::{SigningKeys, WebhookDelivery};
 
-use crate::support::outbox::{commit, drain, event, relay, time_passes, waiting};
+use crate::support::outbox::{commit, drain, event, losing, relay, time_passes, waiting, waits};
 use crate::support::senders::{STANDARD_SECRET, Sender};
-use crate::support::{Service, database, effect, effects, records, serve};
+use crate::support::{Service, database, effect, effects, records, serve, serve_behind};
 
 fn keys() -> SigningKeys {
     SigningKeys::new([STANDARD_SECRET]).unwrap()
@@ -43,23 +44,9 @@ async fn a_webhook_layer_verifies_what_is_sent_and_a_redelivery_has_one_effect()
     };
     let layer = Sender::Standard.layer(&receiving).idempotency(|layer| layer.operation("events"));
     let service = serve(Router::new().route("/events", post(handler).route_layer(layer))).await;
-    let publisher = Arc::new(publisher(&service, "/events"));
-
-    // The first acknowledgement is lost on the way back.
-    let is_lost = Arc::new(AtomicBool::new(true));
-    let losing = move |event: Event| {
-        let (publisher, is_lost) = (Arc::clone(&publisher), Arc::clone(&is_lost));
-        async move {
-            publisher.publish(event).await?;
-            match is_lost.swap(false, Ordering::SeqCst) {
-                true => Err(PublishError::unavailable("the acknowledgement was lost")),
-                false => Ok(()),
-            }
-        }
-    };
     let event = Event::new("payment", 1, "payment.created").json(&json!({"b": 1, "amount": 1250})).unwrap();
     commit(&sending, std::slice::from_ref(&event)).await;
-    let relay = relay(&sending, losing);
+    let relay = relay(&sending, losing(publisher(&service, "/events")));
     let first = relay.run_once().await.unwrap();
     assert_eq!((first.published, first.failed), (0, 1));
     let name = format!("{} 1250", event.id());
@@ -80,7 +67,7 @@ async fn a_receiver_with_another_secret_gets_nothing_done() {
         StatusCode::ACCEPTED
     };
     let layer = Sender::Standard.layer(&receiving).idempotency(|layer| layer.operation("events"));
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+    let service = serve_behind(layer, handler).await;
     let other = SigningKeys::new(["whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"]).unwrap();
     let publisher = HttpPublisher::new(&format!("http://{}/", service.address), other).unwrap();
     commit(&sending, &[event("a", 1)]).await;
@@ -227,6 +214,34 @@ async fn a_redirect_is_not_followed() {
 }
 
 #[tokio::test]
+async fn an_endpoint_that_stands_still_or_dies_before_its_answer_makes_no_dead_letter() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}/", listener.local_addr().unwrap());
+    let publisher = HttpPublisher::new(&endpoint, keys()).unwrap().timeout(Duration::from_secs(5));
+    let db = database().await;
+    commit(&db, &[event("a", 1)]).await;
+    let relay = relay(&db, publisher).max_attempts(1);
+    // The kernel takes the connection, and nobody the request. The relay's time is over first.
+    waits(&db, &relay.clone().publish_timeout(Duration::from_millis(50))).await;
+    let dies = async {
+        loop {
+            // It is closed when its request has come.
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 64]).await;
+        }
+    };
+    tokio::select! {
+        () = waits(&db, &relay) => {}
+        () = dies => {}
+    }
+    drop(tokio::spawn(
+        async move { axum::serve(listener, Router::new().route("/", post(async || ()))).await },
+    ));
+    time_passes(&db).await;
+    assert_eq!(relay.run_once().await.unwrap().published, 1);
+}
+
+#[tokio::test]
 async fn an_endpoint_that_does_not_answer_is_given_up_in_time() {
     let handler = async || std::future::pending::<()>().await;
     let service = serve(Router::new().route("/", post(handler))).await;
@@ -235,10 +250,10 @@ async fn an_endpoint_that_does_not_answer_is_given_up_in_time() {
     let publisher = publisher(&service, "/").timeout(Duration::from_millis(50));
     let relay = relay(&db, publisher).max_attempts(1);
     // The relay's own limit is 30 seconds.
-    let relayed = tokio::time::timeout(Duration::from_secs(20), relay.run_once()).await.unwrap().unwrap();
-    assert_eq!(relayed.dead, 1);
-    let letters = DeadLetters::new(db.clone()).list(1).await.unwrap();
-    assert_eq!(letters[0].error, "the endpoint did not answer in time");
+    tokio::time::timeout(Duration::from_secs(20), waits(&db, &relay)).await.unwrap();
+    let error: String =
+        sqlx::query_scalar("select last_error from idempotency.outbox_lane").fetch_one(&*db).await.unwrap();
+    assert_eq!(error, "the endpoint did not answer in time");
 }
 
 #[tokio::test]

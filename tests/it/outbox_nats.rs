@@ -1,15 +1,15 @@
 //! Events to a real NATS server with JetStream. Where there is none, these tests say so.
 
-use std::panic::Location;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use async_nats::jetstream::{self, stream};
+use futures_util::StreamExt as _;
 use serde_json::{Value, json};
-use tower_idempotency::outbox::{DeadLetters, Event, NatsPublisher, PublishError, Publisher};
+use tower_idempotency::outbox::{DeadLetters, Event, NatsPublisher};
 
+use crate::support::database;
 use crate::support::nats::{Nats, stored};
-use crate::support::outbox::{commit, drain, event, relay, time_passes, waiting};
-use crate::support::{database, eventually};
+use crate::support::outbox::{commit, drain, event, losing, recovers, relay, time_passes, waiting, waits};
 
 #[tokio::test]
 async fn an_event_is_stored_under_its_subject_with_its_id_and_all_it_says() {
@@ -52,20 +52,8 @@ async fn an_event_that_is_published_again_is_stored_once() {
     let Some(nats) = Nats::start() else { return };
     let mut stream = nats.stream(&["test"]).await;
     let db = database().await;
-    let publisher = Arc::new(NatsPublisher::new(nats.context().await));
-    let is_lost = Arc::new(AtomicBool::new(true));
-    let losing = move |event: Event| {
-        let (publisher, is_lost) = (Arc::clone(&publisher), Arc::clone(&is_lost));
-        async move {
-            publisher.publish(event).await?;
-            match is_lost.swap(false, Ordering::SeqCst) {
-                true => Err(PublishError::unavailable("the acknowledgement was lost")),
-                false => Ok(()),
-            }
-        }
-    };
     commit(&db, &[event("a", 1)]).await;
-    let relay = relay(&db, losing);
+    let relay = relay(&db, losing(NatsPublisher::new(nats.context().await)));
     assert_eq!(relay.run_once().await.unwrap().failed, 1);
     assert_eq!(stored(&mut stream).await, 1);
     time_passes(&db).await;
@@ -152,21 +140,90 @@ async fn a_server_that_is_killed_and_comes_back_gets_each_event_once_and_in_orde
     commit(&db, &[event("a", 2), event("a", 3)]).await;
     // No acknowledgement in time, however often.
     for _ in 0..2 {
-        time_passes(&db).await;
-        let relayed = relay.run_once().await.unwrap();
-        assert_eq!((relayed.published, relayed.failed, relayed.dead), (0, 1, 0));
+        waits(&db, &relay).await;
     }
     nats.restart();
-    eventually(Location::caller(), async || {
-        time_passes(&db).await;
-        relay.run_once().await.unwrap();
-        let waiting = waiting(&db).await;
-        if waiting == 0 { Ok(()) } else { Err(format!("{waiting} wait")) }
-    })
-    .await;
-    assert_eq!(stored(&mut stream).await, 3);
+    recovers(&db, &relay).await;
+    each_once_and_in_order(&mut stream).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_stands_still_gets_each_event_once_and_in_order_when_it_goes_on() {
+    let Some(nats) = Nats::start() else { return };
+    let mut stream = nats.stream(&["test"]).await;
+    let db = database().await;
+    let relay = relay(&db, NatsPublisher::new(nats.context().await)).max_attempts(1);
+    commit(&db, &[event("a", 1)]).await;
+    assert_eq!(relay.run_once().await.unwrap().published, 1);
+    nats.stands_still();
+    commit(&db, &[event("a", 2), event("a", 3)]).await;
+    // Whose time is over first, the client's or the relay's.
+    waits(&db, &relay).await;
+    waits(&db, &relay.clone().publish_timeout(Duration::from_millis(100))).await;
+    nats.goes_on();
+    recovers(&db, &relay).await;
+    each_once_and_in_order(&mut stream).await;
+}
+
+async fn each_once_and_in_order(stream: &mut stream::Stream) {
+    assert_eq!(stored(stream).await, 3);
     for n in 1..=3 {
         let message = stream.get_raw_message(n).await.unwrap();
         assert_eq!(serde_json::from_slice::<u64>(&message.payload).unwrap(), n);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_was_never_connected_or_has_given_up_makes_no_dead_letter() {
+    let Some(mut nats) = Nats::start() else { return };
+    let db = database().await;
+    // The callback goes when the client has ended.
+    let (lives, mut ended) = tokio::sync::mpsc::unbounded_channel();
+    let options = async_nats::ConnectOptions::new()
+        .max_reconnects(1)
+        .reconnect_delay_callback(|_| Duration::ZERO)
+        .event_callback(move |event| {
+            lives.send(event).unwrap();
+            std::future::ready(())
+        });
+    let client = options.connect(nats.url()).await.unwrap();
+    nats.kill();
+    while ended.recv().await.is_some() {}
+    commit(&db, &[event("a", 1)]).await;
+    waits(&db, &relay(&db, NatsPublisher::new(jetstream::new(client))).max_attempts(1)).await;
+
+    // More than a server takes that has not said how much it takes.
+    let options = async_nats::ConnectOptions::new().retry_on_initial_connect();
+    let client = options.connect("nats://127.0.0.1:1").await.unwrap();
+    sqlx::raw_sql("truncate idempotency.outbox, idempotency.outbox_lane").execute(&*db).await.unwrap();
+    commit(&db, &[Event::new("test", "a", "test.happened").bytes(vec![0; 2 << 20])]).await;
+    waits(&db, &relay(&db, NatsPublisher::new(jetstream::new(client))).max_attempts(1)).await;
+}
+
+#[tokio::test]
+async fn only_an_answer_about_the_event_counts_against_it() {
+    let Some(nats) = Nats::start() else { return };
+    let context = nats.context().await;
+    // In a stream's place: not each answer can be had from a server that is well.
+    let mut asked = context.client().subscribe("test").await.unwrap();
+    let db = database().await;
+    let relay = relay(&db, NatsPublisher::new(context.clone())).max_attempts(1);
+    let refusal = |code: u64, number: u64| json!({"error": {"code": code, "err_code": number}}).to_string();
+    for (answer, dead) in [
+        ("nobody knows".to_owned(), 0),
+        (refusal(409, 10158), 0),
+        (refusal(429, 10167), 0),
+        (refusal(500, 10047), 0),
+        (refusal(503, 10023), 0),
+        (refusal(400, 10054), 1),
+    ] {
+        commit(&db, &[event("a", 1)]).await;
+        let answered = async {
+            let reply = asked.next().await.unwrap().reply.unwrap();
+            context.client().publish(reply, answer.clone().into()).await.unwrap();
+        };
+        let (relayed, ()) = tokio::join!(relay.run_once(), answered);
+        assert_eq!(relayed.unwrap().dead, dead, "{answer}");
+        sqlx::raw_sql("truncate idempotency.outbox, idempotency.outbox_lane").execute(&*db).await.unwrap();
     }
 }

@@ -1,6 +1,8 @@
 //! Events to a real RabbitMQ. Where there is none, these tests say so.
 
+use std::collections::HashSet;
 use std::panic::Location;
+use std::time::Duration;
 
 use lapin::options::{BasicGetOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
@@ -8,8 +10,9 @@ use lapin::{BasicProperties, Channel, ExchangeKind};
 use serde_json::{Value, json};
 use tower_idempotency::outbox::{DeadLetters, Event, RabbitMqPublisher};
 
-use crate::support::outbox::{commit, drain, event, relay, time_passes, waiting};
-use crate::support::rabbitmq::RabbitMq;
+use crate::support::outbox::{commit, drain, event, recovers, relay, time_passes, waiting, waits};
+use crate::support::rabbitmq::{LARGEST_MESSAGE, RabbitMq, uri};
+use crate::support::wire::Wire;
 use crate::support::{database, eventually};
 
 async fn queue(channel: &Channel, name: &str) {
@@ -21,6 +24,19 @@ async fn next(channel: &Channel, queue: &str) -> Option<(BasicProperties, Vec<u8
     let options = BasicGetOptions { no_ack: true };
     let message = channel.basic_get(queue.into(), options).await.unwrap()?;
     Some((message.delivery.properties, message.delivery.data))
+}
+
+/// The ids of all messages, in the queue's order.
+async fn found(channel: &Channel, queue: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    while let Some((properties, _)) = next(channel, queue).await {
+        found.push(properties.message_id().as_ref().unwrap().to_string());
+    }
+    found
+}
+
+fn ids(events: &[Event]) -> Vec<String> {
+    events.iter().map(|event| event.id().to_string()).collect()
 }
 
 fn header(properties: &BasicProperties, name: &str) -> Option<String> {
@@ -95,11 +111,7 @@ async fn a_message_that_reaches_no_queue_is_not_delivered_and_waits() {
         if waiting == 1 { Ok(()) } else { Err(format!("{waiting} wait")) }
     })
     .await;
-    let mut found = Vec::new();
-    while let Some((properties, _)) = next(&channel, "all").await {
-        found.push(properties.message_id().as_ref().unwrap().to_string());
-    }
-    let mut expected: Vec<String> = events.iter().map(|event| event.id().to_string()).collect();
+    let (mut found, mut expected) = (found(&channel, "all").await, ids(&events));
     found.sort();
     expected.sort();
     assert_eq!(found, expected);
@@ -110,6 +122,7 @@ async fn a_broker_that_is_killed_and_comes_back_has_each_event_in_order() {
     let Some(mut server) = RabbitMq::start() else { return };
     let (connection, channel) = server.channel().await;
     queue(&channel, "test").await;
+    server.has_kept("test").await;
     let db = database().await;
     let relay = relay(&db, RabbitMqPublisher::new(server.uri(), "")).max_attempts(1);
     let events = [event("a", 1), event("a", 2), event("a", 3)];
@@ -119,25 +132,121 @@ async fn a_broker_that_is_killed_and_comes_back_has_each_event_in_order() {
     drop((connection, channel));
     commit(&db, &events[1..]).await;
     for _ in 0..2 {
-        time_passes(&db).await;
-        let relayed = relay.run_once().await.unwrap();
-        assert_eq!((relayed.published, relayed.failed, relayed.dead), (0, 1, 0));
+        waits(&db, &relay).await;
     }
     server.restart();
-    eventually(Location::caller(), async || {
-        time_passes(&db).await;
-        relay.run_once().await.unwrap();
-        let waiting = waiting(&db).await;
-        if waiting == 0 { Ok(()) } else { Err(format!("{waiting} wait")) }
-    })
-    .await;
+    recovers(&db, &relay).await;
     let (_connection, channel) = server.channel().await;
-    for event in &events {
-        // The first was confirmed before the kill.
-        let (properties, _) = next(&channel, "test").await.unwrap();
-        assert_eq!(properties.message_id().as_ref().unwrap().as_str(), event.id().to_string());
+    // The first was confirmed before the kill.
+    assert_eq!(found(&channel, "test").await, ids(&events));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_under_way_when_the_broker_stands_still_or_dies_is_no_dead_letter() {
+    let Some(mut server) = RabbitMq::start() else { return };
+    let (connection, channel) = server.channel().await;
+    queue(&channel, "test").await;
+    server.has_kept("test").await;
+    let db = database().await;
+    let (begins, mut begun) = tokio::sync::mpsc::unbounded_channel();
+    let publisher = RabbitMqPublisher::new(server.uri(), "").routing_key(move |event| {
+        begins.send(()).unwrap();
+        event.aggregate_type().to_owned()
+    });
+    let relay = relay(&db, publisher).max_attempts(1);
+    let events = [event("a", 1), event("a", 2), event("a", 3), event("a", 4)];
+    commit(&db, &events[..1]).await;
+    assert_eq!(relay.run_once().await.unwrap().published, 1);
+    server.stands_still();
+    commit(&db, &events[1..3]).await;
+    // First over the connection that there is, then over none: none is made.
+    for _ in 0..2 {
+        waits(&db, &relay.clone().publish_timeout(Duration::from_millis(300))).await;
     }
-    assert!(next(&channel, "test").await.is_none());
+    server.goes_on();
+    recovers(&db, &relay).await;
+    drop((connection, channel));
+
+    server.stands_still();
+    commit(&db, &events[3..]).await;
+    while begun.try_recv().is_ok() {}
+    let under_way = tokio::spawn({
+        let (db, relay) = (db.clone(), relay.clone());
+        async move { waits(&db, &relay).await }
+    });
+    begun.recv().await.unwrap();
+    server.kill();
+    under_way.await.unwrap();
+    server.restart();
+    recovers(&db, &relay).await;
+    let (_connection, channel) = server.channel().await;
+    let mut delivered = found(&channel, "test").await;
+    // What had been given up was there when it came to itself, and came again.
+    let mut seen = HashSet::new();
+    delivered.retain(|id| seen.insert(id.clone()));
+    assert_eq!(delivered, ids(&events));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_is_cut_or_falls_silent_is_replaced_and_makes_no_dead_letter() {
+    let Some(server) = RabbitMq::start() else { return };
+    let (_connection, channel) = server.channel().await;
+    queue(&channel, "test").await;
+    let wire = Wire::to(server.port()).await;
+    let db = database().await;
+    let relay = relay(&db, RabbitMqPublisher::new(uri(wire.port), "")).max_attempts(1);
+    let events = [event("a", 1), event("a", 2), event("a", 3)];
+    commit(&db, &events[..1]).await;
+    assert_eq!(relay.run_once().await.unwrap().published, 1);
+
+    wire.falls_silent();
+    commit(&db, &events[1..2]).await;
+    let under_way = tokio::spawn({
+        let (db, relay) = (db.clone(), relay.clone());
+        async move { waits(&db, &relay).await }
+    });
+    wire.swallows().await;
+    wire.cut();
+    under_way.await.unwrap();
+    recovers(&db, &relay).await;
+
+    wire.falls_silent();
+    commit(&db, &events[2..]).await;
+    waits(&db, &relay.clone().publish_timeout(Duration::from_millis(300))).await;
+    time_passes(&db).await;
+    // At once: the silent connection is asked nothing more.
+    assert_eq!(relay.run_once().await.unwrap().published, 1);
+    assert_eq!(found(&channel, "test").await, ids(&events));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_broker_refuses_is_given_up_after_its_attempts_and_costs_the_others_nothing() {
+    let Some(server) = RabbitMq::start() else { return };
+    let (_connection, channel) = server.channel().await;
+    queue(&channel, "test").await;
+    let db = database().await;
+    let relay = relay(&db, RabbitMqPublisher::new(server.uri(), "")).max_attempts(2);
+    let too_large = Event::new("test", "large", "test.happened").bytes(vec![0; LARGEST_MESSAGE + 1]);
+    let long_header = event("long", 1).header("x", "x".repeat(FRAME_MAX));
+    let others: Vec<Event> = (0..20).map(|n| event(&n.to_string(), n)).collect();
+    commit(&db, &[too_large.clone(), long_header.clone()]).await;
+    commit(&db, &others).await;
+    let relayed = relay.run_once().await.unwrap();
+    assert_eq!((relayed.published, relayed.failed, relayed.dead), (20, 1, 1));
+    time_passes(&db).await;
+    let relayed = relay.run_once().await.unwrap();
+    assert_eq!((relayed.published, relayed.failed, relayed.dead), (0, 0, 1));
+    let letters = DeadLetters::new(db.clone()).list(10).await.unwrap();
+    let attempts = |of: &Event| letters.iter().find(|letter| letter.event.id() == of.id()).unwrap().attempts;
+    assert_eq!((attempts(&too_large), attempts(&long_header)), (2, 1));
+    let (mut found, mut expected) = (found(&channel, "test").await, ids(&others));
+    found.sort();
+    expected.sort();
+    assert_eq!(found, expected);
+    // The largest that fits does.
+    let fits = Event::new("test", "a", "test.happened").header("x", "x".repeat(FRAME_MAX - ROOM));
+    commit(&db, &[fits]).await;
+    assert_eq!(relay.run_once().await.unwrap().published, 1);
 }
 
 #[tokio::test]
@@ -152,3 +261,21 @@ async fn what_rabbitmq_cannot_carry_is_a_dead_letter_at_once() {
     let shown = format!("{:?}", RabbitMqPublisher::new("amqp://u:secret@h/", "events"));
     assert!(shown.contains("events") && !shown.contains("secret"), "{shown}");
 }
+
+/// What a node of RabbitMQ offers a client.
+const FRAME_MAX: usize = 131_072;
+
+/// What the frame of an event has beside its one header's value: see `frame_of`.
+const ROOM: usize = 29
+    + 1
+    + "test.happened".len()
+    + 1
+    + 36
+    + 6
+    + 1
+    + 6
+    + "aggregate-type".len()
+    + "test".len()
+    + 6
+    + "aggregate-id".len()
+    + "a".len();

@@ -1,5 +1,7 @@
 //! The layer's own answers: what they say, how a service draws them, and what they never say.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode};
@@ -7,7 +9,7 @@ use axum::response::IntoResponse;
 use axum::routing::post;
 use tower_idempotency::{Outcome, Rejection, Tx};
 
-use crate::support::{FAULTS, Faults, Outer, SECRETS, database, layer, serve};
+use crate::support::{FAULTS, Faults, Outer, SECRETS, database, layer, serve, serve_behind};
 
 #[tokio::test]
 async fn each_is_a_problem_document_that_says_what_to_do_next() {
@@ -130,4 +132,50 @@ async fn without_a_layer_an_extractor_says_what_is_missing() {
     let (outcome, kind) = outer.last();
     assert_eq!(kind.map(|kind| kind.code()), Some("extension-missing"));
     assert!(matches!(outcome, Some(Outcome::Rejected(_))));
+}
+
+#[tokio::test]
+async fn documentation_panics_on_an_url_that_no_header_can_carry() {
+    let db = database().await;
+    for url in ["https://docs.example/ü", "https://docs.example/\n", "https://docs.example/>"] {
+        let layer = layer(&db);
+        assert!(catch_unwind(AssertUnwindSafe(|| layer.documentation(url))).is_err(), "{url:?}");
+    }
+}
+
+/// And nothing else points there.
+#[tokio::test]
+async fn documentation_is_where_a_rejection_points_to() {
+    let db = database().await;
+    let url = "https://docs.example/idempotency";
+    let service = serve_behind(layer(&db).documentation(url), async |_: Tx| "ok").await;
+    let links = ["k", "k", ""].map(|key| service.post("/").key(key));
+    let mut found = Vec::new();
+    for call in links {
+        found.push(call.send().await.header("link").map(str::to_owned));
+    }
+    assert_eq!(found, [None, None, Some(format!("<{url}>; rel=\"describedby\""))]);
+}
+
+#[tokio::test]
+async fn why_and_how_is_in_the_extensions_for_layers_outside() {
+    let db = database().await;
+    let drawn = layer(&db).operation("drawn").rejection_with(|_| StatusCode::IM_A_TEAPOT.into_response());
+    let outer = Outer::default();
+    let ok = async || "ok";
+    let router = Router::new()
+        .route("/", post(ok).get(ok).route_layer(layer(&db)))
+        .route("/drawn", post(ok).route_layer(drawn));
+    let service = serve(outer.around(router)).await;
+    for (call, kind, outcome) in [
+        (service.post("/"), Some("key-missing"), "key-missing"),
+        (service.post("/drawn"), Some("key-missing"), "key-missing"),
+        (service.post("/").key("k"), None, "completed"),
+        (service.post("/").key("k"), None, "replayed"),
+        (service.get("/"), None, "unprotected"),
+    ] {
+        call.send().await;
+        let seen = outer.last();
+        assert_eq!((seen.1.map(|kind| kind.code()), seen.0.unwrap().as_str()), (kind, outcome));
+    }
 }

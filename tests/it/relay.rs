@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
-use axum::Router;
 use axum::http::StatusCode;
-use axum::routing::post;
 use tokio::sync::oneshot;
 use tower_idempotency::Tx;
 use tower_idempotency::outbox::{self, Event, MemoryPublisher, PublishError, Relay};
 
 use crate::support::outbox::{Gate, commit, drain, event, lanes, number, relay, waiting};
-use crate::support::{database, eventually, layer, no_transaction_is_left, serve};
+use crate::support::{database, eventually, layer, no_transaction_is_left, serve_behind};
 
 #[tokio::test]
 async fn what_was_delivered_is_gone_and_nothing_is_left_of_it() {
@@ -128,7 +126,7 @@ async fn a_commit_wakes_the_relay_of_its_process() {
     let running = tokio::spawn(async move { relay.run(std::future::pending()).await });
     // It is idle for an hour when it has looked, and looked again, and found nothing.
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let service = serve(Router::new().route("/", post(create).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), create).await;
     assert_eq!(service.post("/").key("k").send().await.status, 201);
     let woken = tokio::time::timeout(Duration::from_secs(20), delivery).await;
     assert!(woken.is_ok(), "nobody woke it");

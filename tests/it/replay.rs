@@ -14,7 +14,7 @@ use tower_idempotency::{Resource, Tx};
 
 use crate::support::{
     Gate, RawAnswer, Service, database, effect, effects, layer, no_transaction_is_left, paid, payment,
-    post_raw, serve, states,
+    post_raw, serve, serve_behind, states,
 };
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn a_large_body_is_replayed_whole() {
     let large: Vec<u8> = (0..1_048_576_u32).map(|n| (n % 251) as u8).collect();
     let body = Bytes::from(large.clone());
     let handler = move || std::future::ready(body.clone());
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     let first = service.post("/").key("k").send().await;
     assert_eq!(first.body, large);
     service.post("/").key("k").send().await.replays(&first);
@@ -182,7 +182,7 @@ async fn a_resolver_that_uses_the_pool_finds_the_only_connection() {
             format!("{} {id} is {name}", resource.kind())
         }
     });
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+    let service = serve_behind(layer, handler).await;
     let first = service.post("/").key("k").send().await;
     assert_eq!((first.status.as_u16(), first.text()), (201, "{\"id\":1}"));
     let second = service.post("/").key("k").send().await;
@@ -208,4 +208,15 @@ async fn a_hundred_retries_of_a_settled_key_at_once_all_replay() {
         assert_eq!(gate.runs(), 1);
     }
     no_transaction_is_left(&db).await;
+}
+
+#[tokio::test]
+async fn the_header_that_marks_a_replay_can_have_another_name() {
+    let db = database().await;
+    let named = layer(&db).replayed_header(HeaderName::from_static("x-replayed"));
+    let service = serve_behind(named, async || "ok").await;
+    let first = service.post("/").key("k").send().await;
+    assert_eq!((first.header("x-replayed"), first.header("idempotent-replayed")), (None, None));
+    let second = service.post("/").key("k").send().await;
+    assert_eq!((second.header("x-replayed"), second.header("idempotent-replayed")), (Some("true"), None));
 }

@@ -13,7 +13,8 @@ use tokio::sync::{Barrier, Mutex};
 use tower_idempotency::{Fingerprint, Idempotency, Settlement, Tx};
 
 use crate::support::{
-    Runs, begin_dropped_midway, database, effect, effects, is_sound, layer, records, serve, states,
+    Runs, begin_dropped_midway, database, effect, effects, is_sound, layer, records, serve, serve_behind,
+    states,
 };
 
 /// What one run has seen.
@@ -45,7 +46,7 @@ async fn each_run_gets_the_whole_request_in_a_transaction_of_its_own() {
             _ => (Settlement::Rerun, "again").into_response(),
         }
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     let first = service.post("/").key("k").body("the order").send().await;
     assert_eq!((first.status.as_u16(), first.text()), (201, "at last"));
     service.post("/").key("k").body("the order").send().await.replays(&first);
@@ -179,7 +180,7 @@ async fn a_conflict_in_commit_is_solved_by_running_the_handler_again() {
             counted.next();
             StatusCode::CREATED
         };
-        let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+        let service = serve_behind(layer(&db), handler).await;
         let first = service.post("/").key("k").send().await;
         assert_eq!((first.status.as_u16(), runs.count()), (status, failing.min(3) + 1), "{first:?}");
         assert_eq!(effects(&db, "paid").await, kept);
@@ -201,7 +202,7 @@ async fn a_write_after_a_begin_that_was_dropped_midway_is_not_run_again() {
         effect(connection, "alone").await.unwrap();
         (Settlement::Rerun, "again")
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     let answer = service.post("/").key("k").send().await;
     answer.is_rejected(500, "transaction-ended");
     assert_eq!(answer.json()["retry"], "never");

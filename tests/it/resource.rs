@@ -1,14 +1,12 @@
 //! A pointer to what was made, in place of the response's body.
 
-use axum::Router;
 use axum::http::StatusCode;
 use axum::http::header::{ETAG, LOCATION};
 use axum::response::IntoResponse;
-use axum::routing::post;
 use sqlx::PgPool;
 use tower_idempotency::{Idempotency, IdempotencyLayer, Resource, Tx};
 
-use crate::support::{Service, database, effect, effects, is_sound, layer, records, serve};
+use crate::support::{Service, database, effect, effects, is_sound, layer, records, serve_behind};
 
 /// Makes a report and points to it.
 async fn reports(layer: IdempotencyLayer, kind: &'static str) -> Service {
@@ -17,7 +15,7 @@ async fn reports(layer: IdempotencyLayer, kind: &'static str) -> Service {
         let headers = [(LOCATION, format!("/reports/{id}")), (ETAG, "\"1\"".into())];
         (StatusCode::CREATED, headers, Resource::new(kind, id.to_string()), format!("{{\"report\":{id}}}"))
     };
-    serve(Router::new().route("/", post(handler).route_layer(layer))).await
+    serve_behind(layer, handler).await
 }
 
 #[tokio::test]

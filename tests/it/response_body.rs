@@ -3,12 +3,10 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::header::{CONTENT_TYPE, LOCATION};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
 use devpg::TestDb;
 use futures_util::stream;
 use http_body_util::{BodyExt as _, StreamBody};
@@ -16,7 +14,8 @@ use hyper::body::Frame;
 use tower_idempotency::{IdempotencyLayer, Tx};
 
 use crate::support::{
-    Runs, Service, Turnstile, database, effect, effects, eventually, is_sound, layer, records, serve, states,
+    Runs, Service, Turnstile, database, effect, effects, eventually, is_sound, layer, records, serve_behind,
+    states,
 };
 
 /// A handler that has an effect and answers with a response made anew for each run.
@@ -33,7 +32,7 @@ where
         effect(&mut tx, "paid").await.unwrap();
         response(counted.next()).into_response()
     };
-    (serve(Router::new().route("/", post(handler).route_layer(layer))).await, runs)
+    (serve_behind(layer, handler).await, runs)
 }
 
 async fn a_retry_is_told_that_it_is_done(

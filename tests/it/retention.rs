@@ -8,7 +8,7 @@ use axum::routing::post;
 use sqlx::PgPool;
 use tower_idempotency::{IdempotencyLayer, Retention, Sweeper, Tx};
 
-use crate::support::{Service, database, effect, effects, layer, records, serve, states};
+use crate::support::{Service, database, effect, effects, layer, records, serve, serve_behind, states};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -74,7 +74,7 @@ async fn retention_counts_from_settling() {
         StatusCode::CREATED
     };
     let slow = layer(&db).retention(Duration::from_secs(1));
-    let service = serve(Router::new().route("/", post(handler).route_layer(slow))).await;
+    let service = serve_behind(slow, handler).await;
     let first = service.post("/").key("k").send().await;
     assert_eq!(first.status, 201);
     service.post("/").key("k").send().await.replays(&first);

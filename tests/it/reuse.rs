@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use axum::Router;
 use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::routing::post;
 use devpg::TestDb;
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio::sync::watch;
@@ -14,7 +12,7 @@ use tower_idempotency::{IdempotencyLayer, Sweeper, Tenant, Tx};
 
 use crate::support::{
     Answer, Gate, Service, counted_pool, database, effect, effects, layer, layer_of, no_transaction_is_left,
-    payment, serve, states,
+    payment, serve, serve_behind, states,
 };
 
 const FIRST: &str = r#"{"amount":1250}"#;
@@ -44,7 +42,7 @@ async fn a_refused_request_with_another_payload_is_refused_and_the_first_refusal
             (StatusCode::PAYMENT_REQUIRED, "declined")
         }
     };
-    let service = serve(Router::new().route("/", post(decline).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), decline).await;
     let first = service.post("/").key("k").json(FIRST).send().await;
     assert_eq!(first.status, 402);
     for _ in 0..2 {
@@ -221,7 +219,7 @@ async fn a_released_key_is_left_to_any_request() {
         let runs = runs.clone();
         async move { if runs.pass().await == 1 { StatusCode::BAD_GATEWAY } else { StatusCode::CREATED } }
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     assert_eq!(service.post("/").key("k").json(FIRST).send().await.status, 502);
     let other = service.post("/").key("k").json(OTHER).send().await;
     assert_eq!((other.status.as_u16(), other.is_replay()), (201, false));

@@ -11,7 +11,9 @@ use sqlx::PgPool;
 use tower::ServiceExt as _;
 use tower_idempotency::Tx;
 
-use crate::support::{Logs, database, effect, effects, layer, layer_of, records, serve, tenant};
+use crate::support::{
+    Logs, database, effect, effects, layer, layer_of, records, serve, serve_behind, tenant,
+};
 
 async fn pay(mut tx: Tx) -> (StatusCode, String) {
     let id = effect(&mut tx, "paid").await.unwrap();
@@ -84,7 +86,7 @@ async fn a_405_of_the_handler_itself_is_not_recorded() {
         effect(&mut tx, "paid").await.unwrap();
         StatusCode::METHOD_NOT_ALLOWED
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     for _ in 0..2 {
         let answer = service.post("/").key("k").send().await;
         assert_eq!((answer.status.as_u16(), answer.is_replay()), (405, false));

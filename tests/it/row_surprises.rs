@@ -1,17 +1,14 @@
 //! Rows that this version does not write: a clear refusal, and never a second run.
 
-use std::sync::Mutex;
-
-use axum::Router;
-use axum::routing::post;
 use devpg::TestDb;
-use sqlx::AssertSqlSafe;
+use sqlx::{AssertSqlSafe, PgPool};
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tower_idempotency::{RejectionKind, Sweeper, Tx};
 
 use crate::support::{
-    Fate, Gate, Logs, Message, Proxy, Service, database, effects, eventually, is_sound, layer,
-    no_transaction_is_left, operation_of, payment, records, serve, states,
+    Answer, Fate, Gate, Logs, Proxy, Service, database, effects, eventually, first_read, is_sound, layer,
+    no_transaction_is_left, operation_of, payment, records, serve, serve_behind, states,
 };
 
 /// A settled payment, in a table that takes any row: a newer version's.
@@ -140,13 +137,24 @@ async fn an_operation_whose_row_is_in_an_unknown_state_is_an_error_and_does_not_
     }
 }
 
-/// What becomes of the first statement that reads; all other messages pass.
-fn first_read(fate: Fate) -> impl Fn(&Message) -> Fate + Send + Sync {
-    let fate = Mutex::new(Some(fate));
-    move |message| {
-        let reads = message.contains("as verdict");
-        let first = if reads { fate.lock().unwrap().take() } else { None };
-        first.unwrap_or(Fate::Forward)
+/// Another process that was asked for the key, has claimed it, and reads when it is told.
+struct Elsewhere {
+    service: Service,
+    pool: PgPool,
+    asks: JoinHandle<Answer>,
+    tell: oneshot::Sender<()>,
+    _proxy: Proxy,
+}
+
+impl Elsewhere {
+    async fn asks(db: &TestDb, gate: &Gate) -> Self {
+        let (tell, told) = oneshot::channel();
+        let proxy = Proxy::to(db, first_read(Fate::Held(told)));
+        let pool = proxy.pool(2).await;
+        let service = serve(payment(gate, layer(&pool))).await;
+        let asks = tokio::spawn(service.post("/").key("k").send());
+        has_claimed(db).await;
+        Self { service, pool, asks, tell, _proxy: proxy }
     }
 }
 
@@ -173,23 +181,18 @@ async fn a_row_that_is_deleted_between_the_claim_and_the_read_leaves_the_key_to_
     let gate = Gate::open();
     let here = serve(payment(&gate, layer(&db))).await;
     assert_eq!(here.post("/").key("k").send().await.status, 201);
-    let (tell, told) = oneshot::channel();
-    let proxy = Proxy::to(&db, first_read(Fate::Held(told)));
-    let pool = proxy.pool(2).await;
-    let there = serve(payment(&gate, layer(&pool))).await;
-    let asks = tokio::spawn(there.post("/").key("k").send());
-    has_claimed(&db).await;
+    let there = Elsewhere::asks(&db, &gate).await;
     let expired = "update idempotency.record set expires_at = now() - interval '1 second'";
     sqlx::query(expired).execute(&*db).await.unwrap();
     assert_eq!(Sweeper::new(db.clone()).run_once().await.unwrap().deleted, 1);
-    tell.send(()).unwrap();
-    let anew = asks.await.unwrap();
+    there.tell.send(()).unwrap();
+    let anew = there.asks.await.unwrap();
     assert_eq!((anew.status.as_u16(), anew.is_replay()), (201, false), "{anew:?}");
-    for service in [&here, &there] {
+    for service in [&here, &there.service] {
         service.post("/").key("k").send().await.replays(&anew);
     }
     assert_eq!((gate.runs(), records(&db).await, effects(&db, "paid").await), (2, 1, 2));
-    is_sound(&db, &pool).await;
+    is_sound(&db, &there.pool).await;
 }
 
 /// Deleted, and claimed by another: who read nothing does not run beside it.
@@ -200,20 +203,15 @@ async fn a_row_that_is_deleted_and_claimed_between_the_claim_and_the_read_is_in_
     gate.let_pass(1);
     let here = serve(payment(&gate, layer(&db))).await;
     assert_eq!(here.post("/").key("k").send().await.status, 201);
-    let (tell, told) = oneshot::channel();
-    let proxy = Proxy::to(&db, first_read(Fate::Held(told)));
-    let pool = proxy.pool(2).await;
-    let there = serve(payment(&gate, layer(&pool))).await;
-    let asks = tokio::spawn(there.post("/").key("k").send());
-    has_claimed(&db).await;
+    let there = Elsewhere::asks(&db, &gate).await;
     sqlx::query("delete from idempotency.record").execute(&*db).await.unwrap();
     // It cannot have the lock, which the one that reads holds: the answer is the same for both.
     here.post("/").key("k").send().await.is_rejected(409, "in-flight");
-    tell.send(()).unwrap();
+    there.tell.send(()).unwrap();
     gate.reached(2).await;
     here.post("/").key("k").send().await.is_rejected(409, "in-flight");
     gate.let_pass(2);
-    let anew = asks.await.unwrap();
+    let anew = there.asks.await.unwrap();
     assert_eq!((anew.status.as_u16(), anew.is_replay()), (201, false), "{anew:?}");
     assert_eq!((gate.runs(), records(&db).await), (2, 1));
     no_transaction_is_left(&db).await;
@@ -230,21 +228,16 @@ async fn a_claim_that_is_undone_before_its_duplicate_reads_leaves_the_key_to_the
         waits.pass().await;
         axum::http::StatusCode::INTERNAL_SERVER_ERROR
     };
-    let here = serve(Router::new().route("/", post(fails).route_layer(layer(&db)))).await;
+    let here = serve_behind(layer(&db), fails).await;
     let first = tokio::spawn(here.post("/").key("k").send());
     gate.reached(1).await;
-    let (tell, told) = oneshot::channel();
-    let proxy = Proxy::to(&db, first_read(Fate::Held(told)));
-    let pool = proxy.pool(2).await;
     let runs = Gate::open();
-    let there = serve(payment(&runs, layer(&pool))).await;
-    let asks = tokio::spawn(there.post("/").key("k").send());
-    has_claimed(&db).await;
+    let there = Elsewhere::asks(&db, &runs).await;
     gate.let_pass(1);
     assert_eq!(first.await.unwrap().status, 500);
-    tell.send(()).unwrap();
-    let second = asks.await.unwrap();
+    there.tell.send(()).unwrap();
+    let second = there.asks.await.unwrap();
     assert_eq!((second.status.as_u16(), second.is_replay()), (201, false), "{second:?}");
     assert_eq!((runs.runs(), records(&db).await, effects(&db, "paid").await), (1, 1, 1));
-    is_sound(&db, &pool).await;
+    is_sound(&db, &there.pool).await;
 }

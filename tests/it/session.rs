@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use axum::Router;
 use axum::http::StatusCode;
-use axum::routing::post;
 use sqlx::postgres::PgPoolOptions;
 use tower_idempotency::{Sweeper, Tx};
 
-use crate::support::{Runs, database, effect, effects, eventually, is_sound, layer, serve};
+use crate::support::{Runs, database, effect, effects, eventually, is_sound, layer, serve_behind};
 
 #[tokio::test]
 async fn a_connection_whose_statements_a_handler_deallocated_does_no_harm_for_long() {
@@ -21,7 +19,7 @@ async fn a_connection_whose_statements_a_handler_deallocated_does_no_harm_for_lo
         }
         StatusCode::CREATED
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&pool)))).await;
+    let service = serve_behind(layer(&pool), handler).await;
     assert_eq!(service.post("/").key("a").body("good").send().await.status, 201);
     let bad = service.post("/").key("b").body("bad").send().await;
     assert_eq!((bad.status.as_u16(), effects(&db, "bad").await), (503, 0), "{bad:?}");
@@ -56,7 +54,7 @@ async fn functions_of_the_applications_own_that_come_first_change_nothing() {
         effect(&mut tx, "paid").await.unwrap();
         StatusCode::CREATED
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&pool)))).await;
+    let service = serve_behind(layer(&pool), handler).await;
     let first = service.post("/").key("k").send().await;
     assert_eq!(first.status, 201, "{first:?}");
     service.post("/").key("k").send().await.replays(&first);
@@ -97,7 +95,7 @@ async fn whatever_a_handler_does_to_its_session_the_next_key_is_right() {
         (StatusCode::CREATED, [("location", "/p/1")], "paid")
     };
     let configured = layer(&pool).tombstone(Duration::from_secs(3600));
-    let service = serve(Router::new().route("/", post(handler).route_layer(configured))).await;
+    let service = serve_behind(configured, handler).await;
     for (n, odd) in oddities.into_iter().enumerate() {
         let before = effects(&db, "paid").await;
         let key = |part: &str| format!("{part}-{n}");
@@ -137,7 +135,7 @@ async fn a_copy_that_is_left_open_is_never_a_success() {
             StatusCode::CREATED
         };
         let layer = layer(&pool).operation(format!("forgotten: {forgotten}"));
-        let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+        let service = serve_behind(layer, handler).await;
         let first = service.post("/").key("k").send().await;
         assert_ne!(first.status, 201, "{first:?}");
         assert_eq!(first.json()["retry"], "same-key", "{first:?}");

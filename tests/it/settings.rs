@@ -9,7 +9,7 @@ use axum::routing::post;
 use sqlx::PgPool;
 use tower_idempotency::{Sweeper, Tx};
 
-use crate::support::{database, effect, effects, layer, serve, states};
+use crate::support::{database, effect, effects, layer, serve, serve_behind, states};
 
 const SETTINGS: &str = "select concat_ws(' ', current_setting('transaction_isolation'),
   current_setting('idle_in_transaction_session_timeout'), current_setting('client_connection_check_interval'))";
@@ -59,7 +59,7 @@ async fn the_longest_durations_are_taken() {
         .response_timeout(Duration::MAX)
         .liveness_interval(Duration::MAX)
         .max_in_flight(usize::MAX);
-    let service = serve(Router::new().route("/", post(settings).route_layer(longest))).await;
+    let service = serve_behind(longest, settings).await;
     let first = service.post("/").key("k").send().await;
     assert_eq!(first.status, 200, "{first:?}");
     service.post("/").key("k").send().await.replays(&first);
@@ -129,7 +129,7 @@ async fn durations_of_zero_do_not_hang() {
         effect(&mut tx, "paid").await.unwrap();
         StatusCode::CREATED
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(zero))).await;
+    let service = serve_behind(zero, handler).await;
     let answer = tokio::time::timeout(Duration::from_secs(10), service.post("/").key("k").send()).await;
     assert_eq!(effects(&db, "paid").await, i64::from(answer.expect("it hangs").status == 201));
 }

@@ -13,7 +13,9 @@ use tower::Layer as _;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_idempotency::{IdempotencyLayer, Settlement, Tx, TxHandle};
 
-use crate::support::{Runs, Service, database, effect, effects, is_sound, layer, records, serve, states};
+use crate::support::{
+    Runs, Service, database, effect, effects, is_sound, layer, records, serve, serve_behind, states,
+};
 
 /// Has an effect, and answers with the status of the path; the body tells the run.
 async fn answer(State(runs): State<Runs>, Path(status): Path<u16>, mut tx: Tx) -> impl IntoResponse {
@@ -109,7 +111,7 @@ where
         effect(&mut tx, "paid").await.unwrap();
         answer
     };
-    serve(Router::new().route("/", post(handler).route_layer(layer))).await
+    serve_behind(layer, handler).await
 }
 
 #[tokio::test]
@@ -232,7 +234,7 @@ async fn a_rejection_that_a_handler_passes_on_is_not_recorded() {
         drop(tx);
         Ok((Settlement::Complete, twice).into_response())
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     for _ in 0..2 {
         service.post("/").key("k").send().await.is_rejected(500, "transaction-unavailable");
     }

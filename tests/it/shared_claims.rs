@@ -1,8 +1,8 @@
 //! Duplicates that come while one of them asks the database share its answer, and only that.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tower::ServiceExt as _;
 
 use crate::support::{
-    Fate, Gate, Message, Proxy, database, effects, eventually, is_sound, layer, payment, records,
+    Fate, Gate, Message, Proxy, database, effects, eventually, first_read, is_sound, layer, payment, records,
 };
 
 type Answered = Pin<Box<dyn Future<Output = Response> + Send>>;
@@ -33,19 +33,23 @@ struct There {
 impl There {
     async fn with(db: TestDb, first: Fate) -> Self {
         let claims = Arc::new(AtomicUsize::new(0));
-        let (counted, first) = (Arc::clone(&claims), Mutex::new(Some(first)));
+        let (counted, first) = (Arc::clone(&claims), first_read(first));
         let proxy = Proxy::to(&db, move |message: &Message| {
             if message.contains("begin isolation") {
                 counted.fetch_add(1, Ordering::SeqCst);
             }
-            let reads = message.contains("as verdict");
-            let first = if reads { first.lock().unwrap().take() } else { None };
-            first.unwrap_or(Fate::Forward)
+            first(message)
         });
         let gate = Gate::open();
         let pool = proxy.pool(5).await;
         let router = payment(&gate, layer(&pool));
         Self { db, router, gate, claims, pool, _proxy: proxy }
+    }
+
+    /// One whose first claim reads when it is told.
+    async fn held(db: TestDb) -> (Self, oneshot::Sender<()>) {
+        let (tell, told) = oneshot::channel();
+        (Self::with(db, Fate::Held(told)).await, tell)
     }
 
     /// A request that has begun to ask, or to wait for who does.
@@ -95,8 +99,7 @@ async fn settled() -> (TestDb, String) {
 #[tokio::test]
 async fn duplicates_that_come_while_one_asks_share_the_record_and_each_compares_its_fingerprint() {
     let (db, first) = settled().await;
-    let (tell, told) = oneshot::channel();
-    let there = There::with(db, Fate::Held(told)).await;
+    let (there, tell) = There::held(db).await;
     let leader = there.asks(FIRST).await;
     let mut followers = Vec::new();
     for body in [FIRST, OTHER, FIRST, OTHER] {
@@ -119,8 +122,7 @@ async fn duplicates_that_come_while_one_asks_share_the_record_and_each_compares_
 #[tokio::test]
 async fn one_that_asks_with_another_payload_does_not_decide_for_the_others() {
     let (db, first) = settled().await;
-    let (tell, told) = oneshot::channel();
-    let there = There::with(db, Fate::Held(told)).await;
+    let (there, tell) = There::held(db).await;
     let leader = there.asks(OTHER).await;
     let follower = there.asks(FIRST).await;
     tell.send(()).unwrap();
@@ -135,8 +137,7 @@ async fn a_refused_takeover_is_not_shared() {
     let lapse = "update idempotency.record set state = 'pending', status = null, headers = null, body = null,
                  lease_until = now() - interval '1 second'";
     sqlx::query(lapse).execute(&*db).await.unwrap();
-    let (tell, told) = oneshot::channel();
-    let there = There::with(db, Fate::Held(told)).await;
+    let (there, tell) = There::held(db).await;
     let leader = there.asks(OTHER).await;
     let follower = there.asks(FIRST).await;
     tell.send(()).unwrap();
@@ -148,8 +149,7 @@ async fn a_refused_takeover_is_not_shared() {
 #[tokio::test]
 async fn when_the_one_that_asks_hangs_up_the_next_one_asks() {
     let (db, first) = settled().await;
-    let (_never, told) = oneshot::channel();
-    let there = There::with(db, Fate::Held(told)).await;
+    let (there, _never) = There::held(db).await;
     let leader = tokio::spawn(there.asks(FIRST).await);
     eventually(std::panic::Location::caller(), async || {
         if there.claims.load(Ordering::SeqCst) == 1 { Ok(()) } else { Err("it does not ask".to_owned()) }
@@ -183,8 +183,7 @@ async fn what_is_in_flight_elsewhere_is_asked_for_again_and_replayed_when_it_is_
     let gate = Gate::shut();
     let executing = tokio::spawn(payment(&gate, layer(&db)).oneshot(request(FIRST)));
     gate.reached(1).await;
-    let (tell, told) = oneshot::channel();
-    let there = There::with(db, Fate::Held(told)).await;
+    let (there, tell) = There::held(db).await;
     let asking = [there.asks(FIRST).await, there.asks(OTHER).await];
     tell.send(()).unwrap();
     for asks in asking {

@@ -4,13 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::Router;
 use axum::http::StatusCode;
-use axum::routing::post;
 use tokio::sync::oneshot;
 use tower_idempotency::{Sweeper, Tx};
 
-use crate::support::{Fate, Proxy, database, eventually, layer, serve};
+use crate::support::{Fate, Proxy, database, eventually, layer, serve_behind};
 
 #[tokio::test]
 async fn a_tx_whose_begin_is_swallowed_is_a_503_in_bounded_time() {
@@ -24,7 +22,7 @@ async fn a_tx_whose_begin_is_swallowed_is_a_503_in_bounded_time() {
         );
     let pool = proxy.pool(1).await;
     let handler = async |_: Tx| StatusCode::CREATED;
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&pool).optional()))).await;
+    let service = serve_behind(layer(&pool).optional(), handler).await;
     let answer = tokio::time::timeout(Duration::from_secs(20), service.post("/").send()).await;
     answer.expect("it hangs").is_rejected(503, "database-unavailable");
 }

@@ -12,7 +12,7 @@ use tower_idempotency::{IdempotencyKey, Outcome, Settlement, Tx};
 
 use crate::support::{
     FAULTS, Faults, Fields, Gate, Log, Outer, SECRETS, Service, database, effects, layer, layer_of, payment,
-    serve, tenant,
+    serve, serve_behind, tenant,
 };
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn the_span_counts_reruns_and_has_one_outcome_all_the_same() {
             }
         }
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&db)))).await;
+    let service = serve_behind(layer(&db), handler).await;
     assert_eq!(service.post("/").key("k").send().await.text(), "done");
     let span = log.span().await;
     assert_eq!(one(&span, "outcome"), "completed");

@@ -4,13 +4,14 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use devpg::TestDb;
 use sqlx::Connection as _;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_idempotency::{IdempotencyLayer, Tx};
 
 use crate::support::{
-    Runs, Service, begin_dropped_midway, database, effect, effects, is_sound, layer, poll_once, records,
-    serve, states,
+    Answer, Runs, Service, begin_dropped_midway, database, effect, effects, is_sound, layer, poll_once,
+    records, serve, states,
 };
 
 /// Runs `mischief` in the first run, a well-behaved handler afterwards.
@@ -38,16 +39,40 @@ where
     M: Fn(Tx) -> Fut + Clone + Send + Sync + 'static,
     Fut: Future<Output = Response> + Send,
 {
-    let db = database().await;
-    let (service, runs) = mischievous(layer(&db), mischief).await;
+    is_undone_in(&database().await, code, mischief).await;
+}
+
+async fn is_undone_in<M, Fut>(db: &TestDb, code: &str, mischief: M)
+where
+    M: Fn(Tx) -> Fut + Clone + Send + Sync + 'static,
+    Fut: Future<Output = Response> + Send,
+{
+    let (service, runs) = mischievous(layer(db), mischief).await;
     service.post("/").key("k").send().await.is_rejected(500, code);
-    assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));
-    is_sound(&db, &db).await;
+    assert_eq!((records(db).await, effects(db, "paid").await), (0, 0));
+    is_sound(db, db).await;
     let retry = service.post("/").key("k").send().await;
     assert_eq!((retry.status.as_u16(), retry.is_replay()), (201, false), "{retry:?}");
     service.post("/").key("k").send().await.replays(&retry);
-    assert_eq!((runs.count(), effects(&db, "paid").await), (2, 1));
+    assert_eq!((runs.count(), effects(db, "paid").await), (2, 1));
+    is_sound(db, db).await;
+}
+
+/// The mischief does no harm: it is answered with this status, and so is the retry, which does not
+/// run; so many effects are there.
+async fn is_harmless<M, Fut>(status: u16, paid: i64, mischief: M) -> (TestDb, Answer)
+where
+    M: Fn(Tx) -> Fut + Clone + Send + Sync + 'static,
+    Fut: Future<Output = Response> + Send,
+{
+    let db = database().await;
+    let (service, runs) = mischievous(layer(&db), mischief).await;
+    let first = service.post("/").key("k").send().await;
+    assert_eq!(first.status, status, "{first:?}");
+    service.post("/").key("k").send().await.replays(&first);
+    assert_eq!((runs.count(), effects(&db, "paid").await), (1, paid));
     is_sound(&db, &db).await;
+    (db, first)
 }
 
 #[tokio::test]
@@ -64,8 +89,7 @@ async fn a_swallowed_unique_violation_is_a_500_and_nothing_is_committed() {
 
 #[tokio::test]
 async fn a_violation_inside_of_a_savepoint_that_is_rolled_back_does_no_harm() {
-    let db = database().await;
-    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+    let (db, first) = is_harmless(200, 1, async |mut tx: Tx| {
         effect(&mut tx, "paid").await.unwrap();
         for _ in 0..2 {
             let mut nested = tx.begin().await.unwrap();
@@ -77,11 +101,7 @@ async fn a_violation_inside_of_a_savepoint_that_is_rolled_back_does_no_harm() {
         (StatusCode::OK, "one of two").into_response()
     })
     .await;
-    let first = service.post("/").key("k").send().await;
-    assert_eq!((first.status.as_u16(), first.text()), (200, "one of two"));
-    service.post("/").key("k").send().await.replays(&first);
-    assert_eq!((runs.count(), effects(&db, "paid").await, effects(&db, "booked").await), (1, 1, 1));
-    is_sound(&db, &db).await;
+    assert_eq!((first.text(), effects(&db, "booked").await), ("one of two", 1));
 }
 
 #[tokio::test]
@@ -97,52 +117,33 @@ async fn a_savepoint_left_open_is_a_500_and_nothing_is_committed() {
 
 #[tokio::test]
 async fn a_savepoint_left_open_under_a_recorded_refusal_does_no_harm() {
-    let db = database().await;
-    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+    is_harmless(402, 0, async |mut tx: Tx| {
         let mut nested = tx.begin().await.unwrap();
         effect(&mut nested, "paid").await.unwrap();
         std::mem::forget(nested);
         StatusCode::PAYMENT_REQUIRED.into_response()
     })
     .await;
-    let first = service.post("/").key("k").send().await;
-    assert_eq!(first.status, 402);
-    service.post("/").key("k").send().await.replays(&first);
-    assert_eq!((runs.count(), effects(&db, "paid").await), (1, 0));
-    is_sound(&db, &db).await;
 }
 
 #[tokio::test]
 async fn a_savepoint_made_by_hand_is_committed_with_the_rest() {
-    let db = database().await;
-    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+    is_harmless(200, 1, async |mut tx: Tx| {
         sqlx::raw_sql("savepoint mine").execute(&mut *tx).await.unwrap();
         effect(&mut tx, "paid").await.unwrap();
         StatusCode::OK.into_response()
     })
     .await;
-    let first = service.post("/").key("k").send().await;
-    assert_eq!(first.status, 200);
-    service.post("/").key("k").send().await.replays(&first);
-    assert_eq!((runs.count(), effects(&db, "paid").await), (1, 1));
-    is_sound(&db, &db).await;
 }
 
 #[tokio::test]
 async fn a_nested_begin_dropped_midway_is_a_500_and_nothing_is_committed() {
-    let db = database().await;
-    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+    is_undone("transaction-ended", async |mut tx: Tx| {
         effect(&mut tx, "paid").await.unwrap();
         begin_dropped_midway(&mut tx).await;
         StatusCode::OK.into_response()
     })
     .await;
-    service.post("/").key("k").send().await.is_rejected(500, "transaction-ended");
-    assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));
-    is_sound(&db, &db).await;
-    assert_eq!(service.post("/").key("k").send().await.status, 201);
-    assert_eq!((runs.count(), effects(&db, "paid").await), (2, 1));
-    is_sound(&db, &db).await;
 }
 
 /// The write would stand alone: the transaction is over, and the connection commits by itself.
@@ -169,8 +170,7 @@ async fn a_write_after_a_nested_begin_dropped_midway_panics_and_has_no_effect() 
 /// sqlx takes back two levels then, the one that was begun and the one around it.
 #[tokio::test]
 async fn a_begin_dropped_midway_inside_of_a_savepoint_is_a_500_and_nothing_is_committed() {
-    let db = database().await;
-    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+    is_undone("transaction-ended", async |mut tx: Tx| {
         effect(&mut tx, "paid").await.unwrap();
         let mut nested = tx.begin().await.unwrap();
         begin_dropped_midway(&mut nested).await;
@@ -178,11 +178,6 @@ async fn a_begin_dropped_midway_inside_of_a_savepoint_is_a_500_and_nothing_is_co
         StatusCode::OK.into_response()
     })
     .await;
-    service.post("/").key("k").send().await.is_rejected(500, "transaction-ended");
-    assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));
-    is_sound(&db, &db).await;
-    assert_eq!(service.post("/").key("k").send().await.status, 201);
-    assert_eq!((runs.count(), effects(&db, "paid").await), (2, 1));
 }
 
 /// Another level deeper, the `commit` of a savepoint is then a COMMIT of everything. The effect
@@ -211,18 +206,12 @@ async fn a_begin_dropped_midway_two_savepoints_deep_is_never_a_success_nor_doubl
 
 #[tokio::test]
 async fn a_statement_dropped_midway_is_settled_with_the_rest() {
-    let db = database().await;
-    let (service, runs) = mischievous(layer(&db), async |mut tx: Tx| {
+    is_harmless(200, 1, async |mut tx: Tx| {
         effect(&mut tx, "paid").await.unwrap();
         poll_once(sqlx::query("select pg_sleep(0.05)").execute(&mut *tx)).await;
         StatusCode::OK.into_response()
     })
     .await;
-    let first = service.post("/").key("k").send().await;
-    assert_eq!(first.status, 200);
-    service.post("/").key("k").send().await.replays(&first);
-    assert_eq!((runs.count(), effects(&db, "paid").await), (1, 1));
-    is_sound(&db, &db).await;
 }
 
 #[tokio::test]
@@ -232,7 +221,7 @@ async fn a_role_without_rights_is_a_500_and_nothing_is_committed() {
     let sql = format!("create role {role}; grant insert, select on effect to {role}");
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&*db).await.unwrap();
     let set = format!("set local role {role}");
-    let (service, runs) = mischievous(layer(&db), move |mut tx: Tx| {
+    is_undone_in(&db, "transaction-aborted", move |mut tx: Tx| {
         let set = set.clone();
         async move {
             sqlx::raw_sql(sqlx::AssertSqlSafe(set)).execute(&mut *tx).await.unwrap();
@@ -241,11 +230,6 @@ async fn a_role_without_rights_is_a_500_and_nothing_is_committed() {
         }
     })
     .await;
-    service.post("/").key("k").send().await.is_rejected(500, "transaction-aborted");
-    assert_eq!((records(&db).await, effects(&db, "paid").await), (0, 0));
-    let retry = service.post("/").key("k").send().await;
-    assert_eq!((retry.status.as_u16(), runs.count(), effects(&db, "paid").await), (201, 2, 1));
-    is_sound(&db, &db).await;
     let sql = format!("drop owned by {role}; drop role {role}");
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&*db).await.unwrap();
 }

@@ -15,7 +15,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_idempotency::{RejectionKind, Settlement, Tx, TxHandle};
 
 use crate::support::{
-    Service, Turnstile, database, effect, effects, is_sound, layer, poll_once, records, serve,
+    Service, Turnstile, database, effect, effects, is_sound, layer, poll_once, records, serve, serve_behind,
 };
 
 async fn serving(pool: &PgPool, route: MethodRouter) -> Service {
@@ -234,7 +234,7 @@ async fn a_tx_that_cannot_begin_is_a_503_in_bounded_time() {
         refused.into_response()
     };
     let limited = layer(&pool).optional().acquire_timeout(std::time::Duration::from_millis(50));
-    let service = serve(Router::new().route("/", post(handler).route_layer(limited))).await;
+    let service = serve_behind(limited, handler).await;
     service.post("/").send().await.is_rejected(503, "database-unavailable");
     drop(taken);
     is_sound(&db, &pool).await;
@@ -260,7 +260,7 @@ async fn a_begin_that_panics_leaves_nobody_waiting() {
         effect(&mut tx, "paid").await.unwrap();
         StatusCode::CREATED
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer(&pool).optional()))).await;
+    let service = serve_behind(layer(&pool).optional(), handler).await;
     let answer = tokio::time::timeout(std::time::Duration::from_secs(10), service.post("/").send()).await;
     assert_eq!(answer.expect("it hangs").status, 201);
     drop(held);

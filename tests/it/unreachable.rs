@@ -2,14 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use axum::Router;
 use axum::http::StatusCode;
-use axum::routing::post;
 use devpg::Server;
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use tower_idempotency::{Sweeper, Tx};
 
-use crate::support::{Service, effect, effects, layer, serve, states};
+use crate::support::{Service, effect, effects, layer, serve_behind, states};
 
 async fn start(server: &Server) -> (PgPool, Service) {
     let pool =
@@ -22,7 +20,7 @@ async fn start(server: &Server) -> (PgPool, Service) {
         StatusCode::CREATED
     };
     let layer = layer(&pool).acquire_timeout(Duration::from_millis(500));
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+    let service = serve_behind(layer, handler).await;
     (pool, service)
 }
 

@@ -11,7 +11,8 @@ use tower_idempotency::{Settlement, Tx};
 
 use crate::support::senders::{SENDERS, Sender, now};
 use crate::support::{
-    Gate, Runs, Service, database, effect, effects, no_transaction_is_left, paid, records, serve, states,
+    Gate, Runs, Service, database, effect, effects, no_transaction_is_left, paid, records, serve,
+    serve_behind, states,
 };
 
 /// A service that has one effect, `paid`, for each delivery to `/`.
@@ -20,7 +21,7 @@ async fn receiver(layer: WebhookLayer) -> Service {
         let id = effect(&mut tx, "paid").await.unwrap();
         (StatusCode::ACCEPTED, format!("{{\"id\":{id}}}"))
     };
-    serve(Router::new().route("/", post(handler).route_layer(layer))).await
+    serve_behind(layer, handler).await
 }
 
 #[tokio::test]
@@ -70,7 +71,7 @@ async fn a_failing_handler_leaves_no_trace_so_the_retry_runs() {
             }
         };
         let layer = Sender::Stripe.layer(&db);
-        let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+        let service = serve_behind(layer, handler).await;
         let failed = Sender::Stripe.deliver(&service, "/", "evt_1").send().await;
         assert_eq!(failed.status, status);
         assert_eq!((effects(&db, "paid").await, records(&db).await), (0, 0), "{status}");
@@ -90,7 +91,7 @@ async fn a_handler_can_settle_a_delivery_that_will_never_be_good() {
         (StatusCode::UNPROCESSABLE_ENTITY, Settlement::Fail, "unknown account").into_response()
     };
     let layer = Sender::GitHub.layer(&db);
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer))).await;
+    let service = serve_behind(layer, handler).await;
     let first = Sender::GitHub.deliver(&service, "/", "d").send().await;
     assert_eq!(first.status, 422);
     Sender::GitHub.deliver(&service, "/", "d").send().await.replays(&first);

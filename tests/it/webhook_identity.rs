@@ -9,12 +9,12 @@ use tower_idempotency::webhook::{GitHub, WebhookLayer};
 use tower_idempotency::{Fingerprint, Settlement, Tenant, Tx};
 
 use crate::support::senders::{SECRET, Sender};
-use crate::support::{Gate, Service, database, effects, layer_of, paid, serve};
+use crate::support::{Gate, Service, database, effects, layer_of, paid, serve, serve_behind};
 
 /// A service that has one effect, `paid`, for each delivery to `/`.
 async fn receiver(layer: WebhookLayer) -> Service {
     let handler = async |mut tx: Tx| paid(&mut tx).await;
-    serve(Router::new().route("/", post(handler).route_layer(layer))).await
+    serve_behind(layer, handler).await
 }
 
 #[tokio::test]
@@ -134,7 +134,7 @@ async fn a_shared_layer_lends_its_database_and_its_limits_and_not_its_rules_for_
         held.pass().await;
         paid(&mut tx).await
     };
-    let service = serve(Router::new().route("/", post(handler).route_layer(layer.clone()))).await;
+    let service = serve_behind(layer.clone(), handler).await;
     let first = tokio::spawn(Sender::GitHub.deliver(&service, "/", "d").send());
     let reached = tokio::time::timeout(Duration::from_secs(20), gate.reached(1)).await;
     reached.expect("the delivery does not get to its handler");

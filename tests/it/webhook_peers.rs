@@ -6,15 +6,13 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use axum::Router;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use axum::routing::post;
 use serde::{Deserialize, Serialize};
 use tower_idempotency::Tx;
 use tower_idempotency::webhook::{SigningKeys, sign};
 
 use crate::support::senders::{SECRET, STANDARD_SECRET, Sender, now};
-use crate::support::{self, Service, database, serve};
+use crate::support::{self, Service, database, serve_behind};
 
 type Headers = BTreeMap<String, String>;
 
@@ -97,7 +95,7 @@ fn secret(sender: Sender) -> &'static str {
 async fn receiver(sender: Sender, pool: &sqlx::PgPool) -> Service {
     let handler = async |_: Tx| StatusCode::ACCEPTED;
     let layer = sender.layer(pool).idempotency(|layer| layer.operation("hook"));
-    serve(Router::new().route("/", post(handler).route_layer(layer))).await
+    serve_behind(layer, handler).await
 }
 
 async fn they_sign_and_we_verify(peers: &Peers) {

@@ -6,6 +6,7 @@
 //! | | |
 //! | --- | --- |
 //! | `layer` | this layer |
+//! | `layer, replay cache` | this layer with `.replay_cache(..)`, which is about replays, and takes part in nothing else |
 //! | `book` | the design of "Zero To Production In Rust": insert, work and save in one transaction |
 //! | `axum-idempotent, Postgres` | the crate with its sessions in Postgres, on 20 connections more |
 //! | `axum-idempotent, memory` | the crate with its sessions in memory |
@@ -75,12 +76,16 @@ async fn bench() {
         compare(&mut report, "new keys", (peer, side), (&peers[bare], &rounds[bare]));
     }
 
-    for peer in &peers {
+    let cached = peers::layer_with_cache(harness::pool(&server, "postgres", 20).await);
+    let cached = Peer::serve("layer, replay cache", cached, false).await;
+    let [a, b, c, d, e, f] = peers.each_ref().map(Arc::clone);
+    let replaying = [a, cached, b, c, d, e, f];
+    for peer in &replaying {
         peer.first_time().await;
     }
-    let rounds = interleaved(plan, &server, sides(&peers, Peer::replays).await).await;
-    for (peer, side) in peers.iter().zip(&rounds).take(bare).skip(1) {
-        compare(&mut report, "replays", (peer, side), (&peers[layer], &rounds[layer]));
+    let rounds = interleaved(plan, &server, sides(&replaying, Peer::replays).await).await;
+    for (peer, side) in replaying.iter().zip(&rounds).take(bare + 1).skip(1) {
+        compare(&mut report, "replays", (peer, side), (&replaying[layer], &rounds[layer]));
     }
 
     let rounds = interleaved(plan, &server, sides(&peers, Peer::duplicates).await).await;
@@ -88,7 +93,7 @@ async fn bench() {
         compare(&mut report, "50 at once", (peer, side), (&peers[layer], &rounds[layer]));
     }
 
-    for peer in &peers {
+    for peer in &replaying {
         if peer.name != "bare" {
             let runs = runs(&setup, &format!("again {} ", peer.name)).await;
             let name = format!("replays, {}: runs of the handler for one key", peer.name);
@@ -123,13 +128,16 @@ fn compare(report: &mut Report, what: &str, side: (&Peer, &[Round]), base: (&Pee
     compare("p99", "µs", Round::p99);
 }
 
-async fn sides<F, Fut>(peers: &[Arc<Peer>; 6], side: F) -> [Side<'static>; 6]
+async fn sides<F, Fut, const N: usize>(peers: &[Arc<Peer>; N], side: F) -> [Side<'static>; N]
 where
     F: Fn(Arc<Peer>) -> Fut,
     Fut: Future<Output = Side<'static>>,
 {
-    let [a, b, c, d, e, f] = peers.each_ref().map(|peer| side(Arc::clone(peer)));
-    [a.await, b.await, c.await, d.await, e.await, f.await]
+    let mut sides = Vec::with_capacity(N);
+    for peer in peers {
+        sides.push(side(Arc::clone(peer)).await);
+    }
+    sides.try_into().unwrap_or_else(|_| unreachable!("BUG: not a side for each"))
 }
 
 /// One of the ways, served.

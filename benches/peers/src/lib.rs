@@ -18,9 +18,18 @@ pub use session::{Sessions, in_memory, in_postgres};
 
 /// This layer.
 pub fn layer(pool: PgPool) -> Router {
+    behind(IdempotencyLayer::new(pool, Tenant::single()).operation("payments.create"))
+}
+
+/// This layer, which keeps settled records in the process's memory, too. The keys are others.
+pub fn layer_with_cache(pool: PgPool) -> Router {
+    let layer = IdempotencyLayer::new(pool, Tenant::single()).operation("payments.create, cached");
+    behind(layer.replay_cache(16 << 20))
+}
+
+fn behind(layer: IdempotencyLayer) -> Router {
     async fn create(mut tx: Tx, Json(new): Json<NewPayment>) -> Response {
         bank::answer(bank::pay(&mut tx, &new).await)
     }
-    let layer = IdempotencyLayer::new(pool, Tenant::single()).operation("payments.create");
     Router::new().route("/payments", post(create).route_layer(layer))
 }

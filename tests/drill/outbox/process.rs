@@ -1,12 +1,11 @@
 //! Relays and consumers: the other processes, and this one's hold on them.
 
-use std::fs::{File, OpenOptions};
 use std::future::pending;
 use std::io;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
 use async_nats::jetstream::{self, Context, consumer};
 use futures_util::TryStreamExt as _;
@@ -18,7 +17,7 @@ use tower_idempotency::outbox::{Backoff, Event, NatsPublisher, Publisher as _, R
 use uuid::Uuid;
 
 use super::{LEASE, STREAM, SUBSCRIBER};
-use crate::service::end_with;
+use crate::itself::{Itself, end_with_parent};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -37,80 +36,36 @@ impl Role {
 
 pub(crate) struct Process {
     words: String,
-    log: File,
-    child: Mutex<Option<Child>>,
+    process: Itself,
 }
 
 impl Process {
     pub(crate) fn start(role: Role, server: &devpg::Server, nats: &str, log: &Path) -> Self {
-        let log = OpenOptions::new().create(true).append(true).open(log).unwrap();
         let role = Role::ALL.iter().find(|(known, _)| *known == role).unwrap().1;
         let words = format!("{role} {} {} {nats}", server.port(), server.password());
-        let process = Self { words, log, child: Mutex::default() };
+        let process = Self { words, process: Itself::new("outbox_process", log) };
         process.restart();
         process
     }
 
     /// At once, and for good: SIGKILL.
     pub(crate) fn kill(&self) {
-        if let Some(mut child) = self.child().take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
+        self.process.kill();
     }
 
     pub(crate) fn restart(&self) {
-        self.kill();
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "outbox_process", "--nocapture", "--test-threads=1"])
-            .env("DRILL_OUTBOX", &self.words)
-            .env("DRILL_PARENT", std::process::id().to_string())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::from(self.log.try_clone().unwrap()))
-            .spawn();
-        *self.child() = Some(child.unwrap());
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        self.process.start(command.env("DRILL_OUTBOX", &self.words).stdin(Stdio::null()));
     }
 
     /// Tells it to stop, in order.
     pub(crate) fn stops(&self) -> Result<(), String> {
-        self.signal("TERM");
-        let Some(mut child) = self.child().take() else { return Ok(()) };
-        let started = Instant::now();
-        while child.try_wait().unwrap().is_none() {
-            if started.elapsed() > Duration::from_secs(20) {
-                child.kill().unwrap();
-                child.wait().unwrap();
-                return Err(format!("does not stop: {}", self.words));
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
+        self.process.stops().map_err(|why| format!("{why}: {}", self.words))
     }
 
     /// It stands still for so long, and knows nothing of it.
     pub(crate) async fn stands_still(&self, time: Duration) {
-        self.signal("STOP");
-        tokio::time::sleep(time).await;
-        self.signal("CONT");
-    }
-
-    /// Its id is not another's: it has not been waited for.
-    fn signal(&self, name: &str) {
-        if let Some(child) = &*self.child() {
-            let kill = ["-c", "kill -s $1 $2", "sh", name, &child.id().to_string()];
-            assert!(Command::new("/bin/sh").args(kill).status().unwrap().success());
-        }
-    }
-
-    fn child(&self) -> MutexGuard<'_, Option<Child>> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill();
+        self.process.stands_still(time).await;
     }
 }
 
@@ -121,7 +76,7 @@ pub(crate) fn run() {
         panic!("DRILL_OUTBOX={words}")
     };
     let role = Role::ALL.iter().find(|(_, name)| *name == role).unwrap().0;
-    end_with(std::env::var("DRILL_PARENT").unwrap().parse().unwrap());
+    end_with_parent();
     tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).init();
     let options = PgConnectOptions::new_without_pgpass()
         .host("127.0.0.1")

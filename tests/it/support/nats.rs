@@ -8,7 +8,7 @@ use async_nats::jetstream::{self, Context, stream};
 use devpg::Tether;
 use uuid::Uuid;
 
-use super::absent;
+use super::{absent, signal};
 
 /// `nats-server -js` on a free port, with a directory of its own. Killed when this is dropped.
 pub(crate) struct Nats {
@@ -44,6 +44,22 @@ impl Nats {
     /// Starts it again, on the same port and with what it had stored.
     pub(crate) fn restart(&mut self) {
         self.run().unwrap();
+    }
+
+    /// It does nothing any more, and its connections stay.
+    #[allow(dead_code, reason = "of two programs that have this module, one uses it")]
+    pub(crate) fn stands_still(&self) {
+        self.tell("STOP");
+    }
+
+    /// After it stood still.
+    #[allow(dead_code, reason = "of two programs that have this module, one uses it")]
+    pub(crate) fn goes_on(&self) {
+        self.tell("CONT");
+    }
+
+    fn tell(&self, name: &str) {
+        assert!(signal(name, self.server.as_ref().unwrap().0.id()));
     }
 
     /// Where it listens, also after a restart.

@@ -1,6 +1,7 @@
 //! Events, and publishers that do what a test wants.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::panic::Location;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,6 +9,8 @@ use sqlx::PgPool;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tower_idempotency::outbox::{Backoff, Event, MemoryPublisher, PublishError, Publisher, Relay, Relayed};
+
+use super::eventually;
 
 /// The n-th event of an aggregate.
 pub(crate) fn event(aggregate: &str, n: i64) -> Event {
@@ -35,6 +38,46 @@ pub(crate) fn relay(pool: &PgPool, publisher: impl Publisher) -> Relay {
 /// Rounds until one of them does nothing.
 pub(crate) async fn drain(relay: &Relay) {
     while relay.run_once().await.unwrap() != Default::default() {}
+}
+
+/// A round in which one event, the first of the one lane that there is, cannot be published, and is
+/// not given up.
+pub(crate) async fn waits(pool: &PgPool, relay: &Relay) {
+    time_passes(pool).await;
+    let relayed = relay.run_once().await.unwrap();
+    assert_eq!((relayed.published, relayed.failed, relayed.dead), (0, 1, 0));
+}
+
+/// Rounds until nothing waits.
+#[track_caller]
+pub(crate) fn recovers(pool: &PgPool, relay: &Relay) -> impl Future<Output = ()> {
+    let at = Location::caller();
+    eventually(at, async move || {
+        time_passes(pool).await;
+        relay.run_once().await.unwrap();
+        let waiting = waiting(pool).await;
+        if waiting == 0 { Ok(()) } else { Err(format!("{waiting} wait: {:?}", errors(pool).await)) }
+    })
+}
+
+/// Why events were not published.
+async fn errors(pool: &PgPool) -> Vec<Option<String>> {
+    sqlx::query_scalar("select last_error from idempotency.outbox_lane").fetch_all(pool).await.unwrap()
+}
+
+/// A publisher that publishes each event, and loses the first acknowledgement.
+pub(crate) fn losing(publisher: impl Publisher) -> impl Publisher {
+    let (publisher, is_lost) = (Arc::new(publisher), Arc::new(AtomicBool::new(true)));
+    move |event: Event| {
+        let (publisher, is_lost) = (Arc::clone(&publisher), Arc::clone(&is_lost));
+        async move {
+            publisher.publish(event).await?;
+            match is_lost.swap(false, Ordering::SeqCst) {
+                true => Err(PublishError::unavailable("the acknowledgement was lost")),
+                false => Ok(()),
+            }
+        }
+    }
 }
 
 /// How many events wait.

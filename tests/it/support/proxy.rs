@@ -1,8 +1,8 @@
 //! A network between a pool and the server that fails where a test wants it to.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use axum::body::Bytes;
 use devpg::TestDb;
@@ -57,6 +57,16 @@ pub(crate) enum Fate {
     Late(oneshot::Receiver<()>),
     /// Nothing goes through any more, and the connection stays: a network that swallows packets.
     Swallowed,
+}
+
+/// What becomes of the first statement that reads a record; all other messages pass.
+pub(crate) fn first_read(fate: Fate) -> impl Fn(&Message) -> Fate + Send + Sync {
+    let fate = Mutex::new(Some(fate));
+    move |message| {
+        let reads = message.contains("as verdict");
+        let first = if reads { fate.lock().unwrap().take() } else { None };
+        first.unwrap_or(Fate::Forward)
+    }
 }
 
 type Decide = dyn Fn(&Message) -> Fate + Send + Sync;

@@ -1,5 +1,6 @@
 //! A RabbitMQ server of a test's own.
 
+use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use devpg::Tether;
 use lapin::{Channel, Connection, ConnectionProperties};
 use uuid::Uuid;
 
-use super::absent;
+use super::{absent, eventually, signal};
 
 /// A node with names, ports and directories of its own, as this user. Killed when this is dropped.
 pub(crate) struct RabbitMq {
@@ -38,6 +39,8 @@ impl RabbitMq {
             let directory =
                 std::env::temp_dir().join(format!("tower-idempotency-rabbitmq-{}", Uuid::now_v7()));
             std::fs::create_dir(&directory).unwrap();
+            let config = format!("max_message_size = {LARGEST_MESSAGE}\n");
+            std::fs::write(directory.join("config.conf"), config).unwrap();
             let names_tether = Some(Tether::to(&names, "KILL").unwrap());
             let mut started =
                 Self { directory, port, distribution_port, names_port, names, names_tether, server: None };
@@ -55,7 +58,11 @@ impl RabbitMq {
     }
 
     pub(crate) fn uri(&self) -> String {
-        format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.port)
+        uri(self.port)
+    }
+
+    pub(crate) const fn port(&self) -> u16 {
+        self.port
     }
 
     /// A channel of a connection of its own, which the caller keeps.
@@ -65,15 +72,44 @@ impl RabbitMq {
         (connection, channel)
     }
 
+    /// Waits until this queue would outlive a crash. A node writes down a moment later what it has
+    /// declared, also that of a durable queue.
+    pub(crate) async fn has_kept(&self, queue: &str) {
+        let node = self.directory.join(format!("mnesia/test{}@localhost", self.port));
+        // The end of its name among all resources, as Erlang writes it.
+        let name =
+            [b"queuem", &u32::try_from(queue.len()).unwrap().to_be_bytes()[..], queue.as_bytes()].concat();
+        eventually(std::panic::Location::caller(), async || {
+            let is_kept = ["LATEST.LOG", "rabbit_durable_queue.DCL", "rabbit_durable_queue.DCD"]
+                .iter()
+                .filter_map(|file| std::fs::read(node.join(file)).ok())
+                .any(|bytes| bytes.windows(name.len()).any(|part| part == name));
+            if is_kept { Ok(()) } else { Err(format!("{queue} is not written down in {node:?}")) }
+        })
+        .await;
+    }
+
     /// Kills it, as a crash would.
     pub(crate) fn kill(&mut self) {
         if let Some((mut server, tether)) = self.server.take() {
-            // The script and the node that it has started.
-            let group = format!("-{}", server.id());
-            drop(Command::new("kill").args(["-KILL", "--", &group]).status());
+            signal("KILL", group(&server));
             drop(tether);
             drop(server.wait());
         }
+    }
+
+    /// It does nothing any more, and its connections stay.
+    pub(crate) fn stands_still(&self) {
+        self.tell("STOP");
+    }
+
+    /// After it stood still.
+    pub(crate) fn goes_on(&self) {
+        self.tell("CONT");
+    }
+
+    fn tell(&self, name: &str) {
+        assert!(signal(name, group(&self.server.as_ref().unwrap().0)));
     }
 
     /// Starts it again, on the same port and with what it had stored.
@@ -88,7 +124,7 @@ impl RabbitMq {
         let tether = Tether::to_group(&server, "KILL").unwrap();
         self.server = Some((server, tether));
         let started = Instant::now();
-        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+        while greets(self.port).is_err() {
             let ended = self.server.as_mut().unwrap().0.try_wait().unwrap();
             let log = self.directory.join("log");
             assert!(ended.is_none() && started.elapsed() < DEADLINE, "RabbitMQ does not listen; see {log:?}");
@@ -132,6 +168,31 @@ impl Drop for RabbitMq {
         drop(std::fs::remove_dir_all(&self.directory));
     }
 }
+
+/// A broker on this port of this machine.
+pub(crate) fn uri(port: u16) -> String {
+    format!("amqp://guest:guest@127.0.0.1:{port}/%2f")
+}
+
+/// Whether a broker answers there. To connect is not enough: where nobody listens, a connection can
+/// come to stand with itself, or with whoever has been given the port meanwhile.
+fn greets(port: u16) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.write_all(b"AMQP\0\0\x09\x01")?;
+    let mut kind = [0];
+    stream.read_exact(&mut kind)?;
+    // A method: `connection.start`.
+    if kind == [1] { Ok(()) } else { Err(std::io::ErrorKind::InvalidData.into()) }
+}
+
+/// The script and the node that it has started.
+fn group(server: &Child) -> String {
+    format!("-{}", server.id())
+}
+
+/// What it refuses is larger.
+pub(crate) const LARGEST_MESSAGE: usize = 1 << 18;
 
 /// It takes some seconds, and more on a machine that is busy.
 const DEADLINE: Duration = Duration::from_secs(90);

@@ -1,10 +1,16 @@
 //! A service on a port of its own.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 
 use axum::Router;
+use axum::extract::Request;
+use axum::handler::Handler;
+use axum::response::IntoResponse;
+use axum::routing::{Route, post};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
+use tower::Layer;
 
 use super::{Call, Client};
 
@@ -21,6 +27,21 @@ pub(crate) async fn serve(router: Router) -> Service {
     let address = listener.local_addr().unwrap();
     let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
     Service { address, client: Client::new(), task }
+}
+
+/// Serves one route, `POST /`, behind this layer.
+pub(crate) async fn serve_behind<L, H, T>(layer: L, handler: H) -> Service
+where
+    L: Layer<Route> + Clone + Send + Sync + 'static,
+    L::Service: tower::Service<Request, Response: IntoResponse, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+    H: Handler<T, ()>,
+    T: 'static,
+{
+    serve(Router::new().route("/", post(handler).route_layer(layer))).await
 }
 
 impl Service {
