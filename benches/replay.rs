@@ -1,7 +1,9 @@
 //! What a replay costs.
 //!
 //! From the database: against a handler that reads one row by its primary key and answers with it,
-//! which is the least that any record in the database can cost. From the process, with
+//! which is the least that any record in the database can cost. And against the floor, a handler with
+//! the layer's statement written into it, which reads all of a record and lets the database judge
+//! whether it still counts. From the process, with
 //! `.replay_cache(..)`: against a handler that answers with the same bytes and looks at nothing.
 //! All parse the same JSON body, as a handler would.
 
@@ -11,13 +13,13 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Json, Path, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{Request, StatusCode};
+use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use harness::bank::{self, NewPayment, Payment};
 use harness::{Aim, Clients, Plan, Report, interleaved, pool};
 use http_body_util::Full;
-use sqlx::PgPool;
+use sqlx::{PgPool, Row as _};
 use tower_idempotency::{IdempotencyLayer, Tenant, Tx, migrate};
 
 fn main() {
@@ -42,18 +44,22 @@ async fn bench() {
     let read = harness::serve(layered(layer.clone())).await;
     let cached = harness::serve(layered(layer.replay_cache(16 << 20))).await;
     let select = harness::serve(select(pool(&server, "postgres", 20).await)).await;
+    let statement = harness::serve(statement(pool(&server, "postgres", 20).await)).await;
     let bytes = harness::serve(bytes()).await;
     first_time(&setup, read).await;
     for clients in [1, 16] {
         let mut sides = Vec::new();
-        for address in [read, select, cached, bytes] {
+        for address in [read, select, statement, cached, bytes] {
             let make = if address == select { lookup } else { retry };
             sides.push(Clients::connect(address, clients).await.side(StatusCode::CREATED, make));
         }
-        let sides = sides.try_into().unwrap_or_else(|_| panic!("BUG: four sides"));
-        let [read, select, cached, bytes] = interleaved(plan, &server, sides).await;
+        let sides = sides.try_into().unwrap_or_else(|_| panic!("BUG: five sides"));
+        let [read, select, statement, cached, bytes] = interleaved(plan, &server, sides).await;
         let name = format!("{clients} client{}", if clients == 1 { "" } else { "s" });
         report.rounds(&name, ("replay", &read), ("select", &select), Aim::AtLeast(0.85));
+        let mut step = |what: &str, side, base| report.step(&format!("{name}, {what}"), side, base);
+        step("the layer itself", ("replay", &read), ("statement", &statement));
+        step("its statement", ("statement", &statement), ("select", &select));
         let name = format!("{name}, cached");
         report.rounds(&name, ("replay", &cached), ("bytes", &bytes), Aim::AtLeast(0.7));
     }
@@ -76,7 +82,7 @@ async fn first_time(pool: &PgPool, layer: SocketAddr) {
 }
 
 fn layer(pool: PgPool) -> IdempotencyLayer {
-    IdempotencyLayer::new(pool, Tenant::single()).operation("payments.create")
+    IdempotencyLayer::new(pool, Tenant::single()).operation(OPERATION)
 }
 
 fn layered(layer: IdempotencyLayer) -> Router {
@@ -103,6 +109,22 @@ fn select(pool: PgPool) -> Router {
         }
     }
     Router::new().route("/answers/{id}", post(read)).with_state(pool)
+}
+
+/// The layer's statement, and the response it has stored.
+fn statement(pool: PgPool) -> Router {
+    async fn read(headers: HeaderMap, State(pool): State<PgPool>, Json(_new): Json<NewPayment>) -> Response {
+        let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or_default();
+        let row = sqlx::query(include_str!("../src/sql/read.sql")).bind("").bind(OPERATION).bind(key);
+        let row = match row.fetch_one(&pool).await {
+            Ok(row) => row,
+            Err(error) => return bank::failed(&error),
+        };
+        assert_eq!(row.get::<&str, _>("verdict"), "completed");
+        let status = StatusCode::from_u16(row.get::<i16, _>("status").unsigned_abs()).expect("a status");
+        (status, [(CONTENT_TYPE, "application/json")], row.get::<Vec<u8>, _>("body")).into_response()
+    }
+    Router::new().route("/payments", post(read)).with_state(pool)
 }
 
 fn bytes() -> Router {
@@ -141,5 +163,7 @@ fn any() -> u16 {
     let random = uuid::Uuid::new_v4();
     u16::from_be_bytes([random.as_bytes()[0], random.as_bytes()[1]]) % KEYS
 }
+
+const OPERATION: &str = "payments.create";
 
 const KEYS: u16 = 1000;

@@ -19,7 +19,7 @@ use axum::response::Response;
 use axum::routing::post;
 use devpg::Server;
 use harness::bank::{self, NewPayment};
-use harness::{Aim, Clients, Network, Plan, Report, Round, interleaved};
+use harness::{Aim, Clients, Network, Plan, Report, interleaved};
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tower_idempotency::{IdempotencyLayer, Tenant, Tx, migrate};
@@ -76,22 +76,10 @@ async fn compare(
     let distance = if network.is_some() { ", 1 ms to the database" } else { "" };
     let name = format!("{clients} client{}{distance}", if clients == 1 { "" } else { "s" });
     report.rounds(&name, ("layer", &layer), ("bare", &bare), aim);
-    for (what, side, base) in [
-        ("the layer itself", ("layer", &layer), ("statements", &statements)),
-        ("its statements", ("statements", &statements), ("round trips", &round_trips)),
-        ("its round trips", ("round trips", &round_trips), ("bare", &bare)),
-    ] {
-        for (of, unit, value) in [
-            ("throughput", "requests/s", Round::rate as fn(&Round) -> f64),
-            ("processor, service and clients", "µs", Round::own_cpu),
-            ("processor, database", "µs", Round::server_cpu),
-        ] {
-            let values = |rounds: &[Round]| rounds.iter().map(value).collect::<Vec<_>>();
-            let (rounds, bases) = (values(side.1), values(base.1));
-            let name = format!("{name}, {what}: {of}");
-            report.ratio(name, unit, (side.0, &rounds), (base.0, &bases), Aim::None);
-        }
-    }
+    let mut step = |what: &str, side, base| report.step(&format!("{name}, {what}"), side, base);
+    step("the layer itself", ("layer", &layer), ("statements", &statements));
+    step("its statements", ("statements", &statements), ("round trips", &round_trips));
+    step("its round trips", ("round trips", &round_trips), ("bare", &bare));
 }
 
 fn layered(pool: PgPool) -> Router {

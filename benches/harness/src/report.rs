@@ -121,26 +121,40 @@ impl Report {
 
     /// All that rounds of requests say of a side and what it is held against. The aim is the
     /// throughput's.
-    pub fn rounds(
+    pub fn rounds(&mut self, name: &str, side: (&str, &[Round]), base: (&str, &[Round]), aim: Aim) {
+        self.compare(format!("{name}: throughput"), "requests/s", Round::rate, side, base, aim);
+        self.compare(format!("{name}: p50"), "µs", Round::p50, side, base, Aim::None);
+        self.compare(format!("{name}: p99"), "µs", Round::p99, side, base, Aim::None);
+        self.processor(name, side, base);
+    }
+
+    /// What rounds of requests say of a step between two sides.
+    pub fn step(&mut self, name: &str, side: (&str, &[Round]), base: (&str, &[Round])) {
+        self.compare(format!("{name}: throughput"), "requests/s", Round::rate, side, base, Aim::None);
+        self.processor(name, side, base);
+    }
+
+    fn processor(&mut self, name: &str, side: (&str, &[Round]), base: (&str, &[Round])) {
+        let own = format!("{name}: processor, service and clients");
+        self.compare(own, "µs", Round::own_cpu, side, base, Aim::None);
+        self.compare(format!("{name}: processor, database"), "µs", Round::server_cpu, side, base, Aim::None);
+    }
+
+    fn compare(
         &mut self,
-        name: &str,
+        name: String,
+        unit: &'static str,
+        value: fn(&Round) -> f64,
         (side, rounds): (&str, &[Round]),
         (base, bases): (&str, &[Round]),
         aim: Aim,
     ) {
-        let mut compare = |what: &str, unit, value: fn(&Round) -> f64, aim| {
-            let values = |rounds: &[Round]| rounds.iter().map(value).collect::<Vec<_>>();
-            let (rounds, bases) = (values(rounds), values(bases));
-            // Where the system does not tell processor time, or a side does not use the database.
-            if rounds.iter().chain(&bases).all(|value| value.is_finite() && *value > 0.0) {
-                self.ratio(format!("{name}: {what}"), unit, (side, &rounds), (base, &bases), aim);
-            }
-        };
-        compare("throughput", "requests/s", Round::rate, aim);
-        compare("p50", "µs", Round::p50, Aim::None);
-        compare("p99", "µs", Round::p99, Aim::None);
-        compare("processor, service and clients", "µs", Round::own_cpu, Aim::None);
-        compare("processor, database", "µs", Round::server_cpu, Aim::None);
+        let values = |rounds: &[Round]| rounds.iter().map(value).collect::<Vec<_>>();
+        let (rounds, bases) = (values(rounds), values(bases));
+        // Where the system does not tell processor time, or a side does not use the database.
+        if rounds.iter().chain(&bases).all(|value| value.is_finite() && *value > 0.0) {
+            self.ratio(name, unit, (side, &rounds), (base, &bases), aim);
+        }
     }
 
     /// A figure that is not a ratio.
