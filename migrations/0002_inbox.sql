@@ -18,7 +18,15 @@ create table idempotency.inbox (
   -- A B-tree entry takes about 2.7 kB at most.
   constraint inbox_subscriber_length check (octet_length(subscriber) between 1 and 255),
   constraint inbox_message_id_length check (octet_length(message_id) between 1 and 1024)
-);
+)
+-- As of the records: it does not become small, and no reader is locked out.
+with (vacuum_truncate = off);
+
+-- 32 pages from the start, as the table of records has them, and for the same reason.
+insert into idempotency.inbox (subscriber, message_id, receipt, expires_at)
+select 'tower_idempotency.pages', n || repeat('x', 1000), '00000000-0000-0000-0000-000000000000', 'epoch'
+from generate_series(1, 224) n;
+delete from idempotency.inbox where subscriber = 'tower_idempotency.pages';
 
 -- For the sweeper, which takes the oldest first.
 create index inbox_expires_at on idempotency.inbox (expires_at);
