@@ -34,6 +34,12 @@ pub(crate) async fn sessions(pool: &PgPool, terminate: bool) -> i64 {
     sqlx::query_scalar(count).bind(terminate).fetch_one(pool).await.unwrap()
 }
 
+/// Terminates the one session there is, once those that were terminated before are gone.
+pub(crate) async fn lose_session(pool: &PgPool) {
+    is_so(async || sessions(pool, false).await == 1).await;
+    assert_eq!(sessions(pool, true).await, 1);
+}
+
 /// Whoever makes a session waits until this is over.
 pub(crate) async fn no_new_session(pool: &PgPool) -> Transaction<'static, Postgres> {
     held(pool, "insert on idempotency.outbox_relay").await
