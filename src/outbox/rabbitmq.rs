@@ -30,7 +30,7 @@ use super::publisher::{PublishError, Publisher};
 /// | a confirm | is delivered |
 /// | no connection, or one that is lost before the answer; no answer in time; no exchange, no permission, no queue for the routing key; a refusal by a full queue | is tried again for [as long as it takes](PublishError::unavailable) |
 /// | a refusal of the message, as one that is too large | is tried again, [a bounded number of times](PublishError::failed) |
-/// | none: the routing key, or a header's name, has over 255 bytes, or the headers fill more than a frame of the connection | is a [dead letter](super::DeadLetters) at once |
+/// | none: the routing key, the content type or a header's name has over 255 bytes, or the headers fill more than a frame of the connection | is a [dead letter](super::DeadLetters) at once |
 ///
 /// # Connection
 ///
@@ -283,6 +283,6 @@ impl fmt::Debug for RabbitMqPublisher {
 /// By the protocol: 1 is transient.
 const PERSISTENT: u8 = 2;
 
-/// Of a frame with properties, what is always there: its head and end, 8; the head of a message, 14
-/// and 2; the delivery mode, 1; and the length of the headers, 4.
-const FRAME: usize = 29;
+/// Of a frame with properties, what is always there: its head and end, 8; the head of a message, 12;
+/// the flags of the properties, 2; the delivery mode, 1; and the length of the headers, 4.
+const FRAME: usize = 27;

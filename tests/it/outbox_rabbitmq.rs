@@ -266,7 +266,7 @@ async fn what_rabbitmq_cannot_carry_is_a_dead_letter_at_once() {
 const FRAME_MAX: usize = 131_072;
 
 /// What the frame of an event has beside its one header's value: see `frame_of`.
-const ROOM: usize = 29
+const ROOM: usize = 27
     + 1
     + "test.happened".len()
     + 1
