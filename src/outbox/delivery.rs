@@ -14,27 +14,40 @@ use super::lane::{Batch, Failed, Lane};
 use super::outcome::{End, Outcome};
 use super::publisher::{PublishError, Verdict};
 use super::relay::Config;
+use super::session::State;
 
 /// Until when a lane is ours. Renewed by the relay, asked for before each event.
 #[derive(Clone, Debug)]
-pub(crate) struct Lease(Arc<Mutex<Instant>>);
+pub(crate) struct Lease {
+    held: Arc<Mutex<Held>>,
+    session: watch::Receiver<State>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    until: Instant,
+    /// By the number of this session, if there was one.
+    relay: Option<i32>,
+}
 
 impl Lease {
-    pub(crate) fn until(instant: Instant) -> Self {
-        Self(Arc::new(Mutex::new(instant)))
+    pub(crate) fn new(until: Instant, relay: Option<i32>, session: watch::Receiver<State>) -> Self {
+        Self { held: Arc::new(Mutex::new(Held { until, relay })), session }
     }
 
-    pub(crate) fn renew(&self, until: Instant) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    pub(crate) fn renew(&self, until: Instant, relay: Option<i32>) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Held { until, relay };
     }
 
     /// Not ours any more, or not known to be.
     pub(crate) fn end(&self) {
-        self.renew(Instant::now());
+        self.renew(Instant::now(), None);
     }
 
     fn is_over(&self) -> bool {
-        Instant::now() >= *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let Held { until, relay } = *self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        // Not left to the relay, which may be waiting for the database.
+        Instant::now() >= until || (relay.is_some() && self.session.borrow().relay() != relay)
     }
 }
 

@@ -33,6 +33,7 @@ use crate::webhook::{ConfigError, SigningKeys, sign};
 /// | 410 | is a [dead letter](super::DeadLetters) at once, and so is each after it for as long as the endpoint says so: the receiver has gone for good |
 /// | 408, 425, 429, 502, 503, 504, or none: no connection, one that is lost before the answer, or none in time | is tried again for [as long as it takes](PublishError::unavailable) |
 /// | anything else | is tried again, [a bounded number of times](PublishError::failed) |
+/// | none: a header, a type or the aggregate's id cannot stand in a header of HTTP | is a dead letter at once |
 ///
 /// What an endpoint that hangs or dies at one event costs is that event's aggregate, which waits: an
 /// endpoint that is away looks the same, and shall not make dead letters.

@@ -7,7 +7,7 @@ use std::str::FromStr as _;
 use async_nats::connection::State;
 use async_nats::header::{HeaderMap, HeaderName, HeaderValue, NATS_MESSAGE_ID};
 use async_nats::jetstream::context::{self, PublishErrorKind};
-use async_nats::jetstream::{self, Context};
+use async_nats::jetstream::{self, Context, ErrorCode};
 use bytes::Bytes;
 
 use super::event::{Event, Payload};
@@ -30,9 +30,9 @@ use super::publisher::{PublishError, Publisher};
 /// | the answer | the event |
 /// |---|---|
 /// | the stream's acknowledgement, also of a duplicate | is delivered |
-/// | no connection, no answer in time, no stream for the subject, no room or no leader, or another trouble of the server's own | is tried again for [as long as it takes](PublishError::unavailable) |
+/// | no connection, no answer in time, no stream for the subject, or one that is sealed, no room or no leader, or another trouble of the server's own | is tried again for [as long as it takes](PublishError::unavailable) |
 /// | the stream's refusal of the message | is tried again, [a bounded number of times](PublishError::failed) |
-/// | none: its subject is not one, or it is larger than the server takes | is a [dead letter](super::DeadLetters) at once |
+/// | none: its subject is not one, a header cannot be one, or it is larger than the server takes | is a [dead letter](super::DeadLetters) at once |
 ///
 /// # Examples
 ///
@@ -120,7 +120,14 @@ impl NatsPublisher {
 /// message is still on its way (409).
 fn is_refusal(error: &context::PublishError) -> bool {
     let answer = error.source().and_then(|source| source.downcast_ref::<jetstream::Error>());
-    answer.is_some_and(|answer| !matches!(answer.code(), 409 | 429 | 500..))
+    answer.is_some_and(|answer| match answer.error_code() {
+        // No room either, but with the number of a bad request (400); and a stream that is closed to
+        // all, which an operator has done.
+        ErrorCode::ACCOUNT_RESOURCES_EXCEEDED | ErrorCode::NO_LIMITS | ErrorCode::STREAM_SEALED => false,
+        // With the number of a failure: the stream does not take what the header asks for.
+        ErrorCode::STREAM_ROLLUP_FAILED => true,
+        _ => !matches!(answer.code(), 409 | 429 | 500..),
+    })
 }
 
 fn headers(event: &Event) -> Result<HeaderMap, PublishError> {

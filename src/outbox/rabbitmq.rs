@@ -1,14 +1,14 @@
 //! Events to RabbitMQ.
 
-use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod link;
 
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use std::fmt;
+
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ErrorKind};
+use lapin::{BasicProperties, Confirmation, ConnectionProperties, ErrorKind};
 
+use self::link::Links;
 use super::event::Event;
 use super::publisher::{PublishError, Publisher};
 
@@ -28,14 +28,15 @@ use super::publisher::{PublishError, Publisher};
 /// | the answer | the event |
 /// |---|---|
 /// | a confirm | is delivered |
-/// | no connection, or one that is lost before the answer; no answer in time; no exchange, no permission, no queue for the routing key; a refusal by a full queue | is tried again for [as long as it takes](PublishError::unavailable) |
+/// | no connection, or one that is lost before the answer; no answer in time; a broker that takes nothing, for want of memory or disk space; no exchange, no permission, no queue for the routing key; a refusal by a full queue | is tried again for [as long as it takes](PublishError::unavailable) |
 /// | a refusal of the message, as one that is too large | is tried again, [a bounded number of times](PublishError::failed) |
-/// | none: the routing key, or a header's name, has over 255 bytes, or the headers fill more than a frame of the connection | is a [dead letter](super::DeadLetters) at once |
+/// | none: the routing key, the content type or a header's name has over 255 bytes, or the headers fill more than a frame of the connection | is a [dead letter](super::DeadLetters) at once |
 ///
 /// # Connection
 ///
 /// It connects when it is first needed, and again after a connection was lost, or has left a message
-/// without an answer for the relay's [`publish_timeout`](super::Relay::publish_timeout). Each message
+/// without an answer for the relay's [`publish_timeout`](super::Relay::publish_timeout). One
+/// connection is made at a time, and given 30 seconds, for all messages that wait for it. Each message
 /// that is on its way has a channel to itself, as many as the relay's
 /// [`concurrency`](super::Relay::concurrency) at most, so that its answers are nobody else's. For
 /// `amqps:`, choose the TLS features of `lapin` in a dependency of your own.
@@ -56,33 +57,10 @@ pub struct RabbitMqPublisher {
     exchange: String,
     routing_key: RoutingKey,
     properties: ConnectionProperties,
-    link: tokio::sync::Mutex<Option<Arc<Link>>>,
+    links: Links,
 }
 
 type RoutingKey = Box<dyn Fn(&Event) -> String + Send + Sync>;
-
-/// A connection, and its channels that carry nothing at the moment.
-struct Link {
-    connection: Connection,
-    idle: Mutex<Vec<Channel>>,
-    /// Something that was asked over it was given up without an answer. Who is still waiting keeps
-    /// it; nobody asks anything more.
-    is_silent: AtomicBool,
-}
-
-/// A question over a link, which is silent unless the answer comes before this is dropped.
-struct Question<'l> {
-    link: &'l Link,
-    is_answered: bool,
-}
-
-impl Drop for Question<'_> {
-    fn drop(&mut self) {
-        if !self.is_answered {
-            self.link.is_silent.store(true, Ordering::Relaxed);
-        }
-    }
-}
 
 impl RabbitMqPublisher {
     /// Publishes to this exchange of the broker at this `amqp:` URI. The empty exchange routes to the
@@ -93,7 +71,7 @@ impl RabbitMqPublisher {
             exchange: exchange.into(),
             routing_key: Box::new(|event| event.aggregate_type().to_owned()),
             properties: ConnectionProperties::default(),
-            link: tokio::sync::Mutex::new(None),
+            links: Links::default(),
         }
     }
 
@@ -103,59 +81,12 @@ impl RabbitMqPublisher {
         Self { routing_key: Box::new(routing_key), ..self }
     }
 
-    /// Connects with these properties, such as a name that operators see.
+    /// Connects with these properties, such as a name that operators see. Not with lapin's automatic
+    /// recovery: a connection that is lost is replaced here, and lapin would make another one for
+    /// nobody.
     #[must_use]
     pub fn properties(self, properties: ConnectionProperties) -> Self {
         Self { properties, ..self }
-    }
-
-    async fn link(&self) -> Result<Arc<Link>, lapin::Error> {
-        let mut link = self.link.lock().await;
-        if let Some(sound) = link.as_ref().filter(|link| link.is_sound()) {
-            return Ok(Arc::clone(sound));
-        }
-        *link = None;
-        let connection = Connection::connect(&self.uri, self.properties.clone()).await?;
-        let new = Link { connection, idle: Mutex::default(), is_silent: AtomicBool::new(false) };
-        Ok(Arc::clone(link.insert(Arc::new(new))))
-    }
-}
-
-impl Link {
-    fn is_sound(&self) -> bool {
-        self.connection.status().connected() && !self.is_silent.load(Ordering::Relaxed)
-    }
-
-    async fn publish(
-        &self,
-        exchange: ShortString,
-        routing_key: ShortString,
-        properties: BasicProperties,
-        payload: &[u8],
-    ) -> Result<Confirmation, lapin::Error> {
-        let options = BasicPublishOptions { mandatory: true, ..Default::default() };
-        let channel = self.channel().await?;
-        let sent = channel.basic_publish(exchange, routing_key, options, payload, properties).await?;
-        // Dropped here, and by whoever drops this future, the channel is closed: its answer may be
-        // still to come.
-        let confirmation = sent.await?;
-        self.idle().push(channel);
-        Ok(confirmation)
-    }
-
-    async fn channel(&self) -> Result<Channel, lapin::Error> {
-        // Where the broker has closed one, it is found out here.
-        let idle = std::iter::from_fn(|| self.idle().pop()).find(|channel| channel.status().connected());
-        if let Some(channel) = idle {
-            return Ok(channel);
-        }
-        let channel = self.connection.create_channel().await?;
-        channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        Ok(channel)
-    }
-
-    fn idle(&self) -> MutexGuard<'_, Vec<Channel>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -163,16 +94,23 @@ impl Publisher for RabbitMqPublisher {
     async fn publish(&self, event: Event) -> Result<(), PublishError> {
         let properties = properties(&event)?;
         let (exchange, routing_key) = (short(&self.exchange)?, short(&(self.routing_key)(&event))?);
-        let link = self.link().await.map_err(refused)?;
-        let (room, size) = (link.connection.configuration().frame_max(), frame_of(&properties));
-        if size > room as usize {
+        let link = self.links.link(&self.uri, &self.properties).await.map_err(PublishError::unavailable)?;
+        let (room, size) = (link.room(), frame_of(&properties));
+        if size > room {
             let text = format!("the headers need a frame of {size} bytes, and the connection's have {room}");
             return Err(PublishError::rejected(text));
         }
-        let mut question = Question { link: &link, is_answered: false };
+        if link.is_blocked() {
+            return Err(PublishError::unavailable("the broker takes nothing: it is short of memory or disk"));
+        }
         let answer = link.publish(exchange, routing_key, properties, event.payload().as_bytes()).await;
-        question.is_answered = true;
-        match answer.map_err(refused)? {
+        let answer = answer.map_err(|error| match link.is_connected() {
+            true => refused(error),
+            // What the broker has said about one message, lapin tells all that were on their way when
+            // it ends the connection over it.
+            false => PublishError::unavailable(error),
+        });
+        match answer? {
             Confirmation::Ack(None) => Ok(()),
             Confirmation::Ack(Some(_)) => {
                 Err(PublishError::unavailable("the exchange has no queue for the event's routing key"))
@@ -283,6 +221,6 @@ impl fmt::Debug for RabbitMqPublisher {
 /// By the protocol: 1 is transient.
 const PERSISTENT: u8 = 2;
 
-/// Of a frame with properties, what is always there: its head and end, 8; the head of a message, 14
-/// and 2; the delivery mode, 1; and the length of the headers, 4.
-const FRAME: usize = 29;
+/// Of a frame with properties, what is always there: its head and end, 8; the head of a message, 12;
+/// the flags of the properties, 2; the delivery mode, 1; and the length of the headers, 4.
+const FRAME: usize = 27;

@@ -9,6 +9,7 @@ use sqlx::postgres::PgPool;
 use super::backoff::Backoff;
 use super::publisher::{AnyPublisher, Publisher};
 use super::run::run;
+use super::session;
 use super::worker::Worker;
 use crate::connection::Database;
 use crate::error::Error;
@@ -178,7 +179,7 @@ impl Relay {
     ///
     /// Dropping the future stops publishing. What was in hand comes again when the lease has ended.
     pub async fn run_once(&self) -> Result<Relayed, Error> {
-        Worker::new(Arc::clone(&self.0))
+        Worker::new(Arc::clone(&self.0), session::none())
             .round()
             .await
             .map_err(|error| Error::database("relaying events", error))

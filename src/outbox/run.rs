@@ -14,10 +14,10 @@ use super::worker::{SOON, Worker};
 /// Runs until `shutdown` is ready.
 pub(crate) async fn run(config: Arc<Config>, shutdown: impl Future<Output = ()>) {
     tokio::pin!(shutdown);
-    let mut worker = Worker::new(Arc::clone(&config));
     let mut nudges = super::nudges();
     let mut clock = Clock::new(&config);
     let mut session = Session::start(&config);
+    let mut worker = Worker::new(Arc::clone(&config), session.state());
     let mut is_behind = false;
     // Ends with this.
     let mut reconciling = JoinSet::new();

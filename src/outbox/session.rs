@@ -28,7 +28,7 @@ pub(super) struct Session {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(crate) enum State {
     /// Not yet there, or lost: it will soon be known which of the two others.
     Connecting,
     /// With the relay's number.
@@ -58,6 +58,10 @@ impl Session {
         Self { state, stop, task, is_over: !config.has_session }
     }
 
+    pub(super) fn state(&self) -> watch::Receiver<State> {
+        self.state.clone()
+    }
+
     pub(super) fn is_connecting(&self) -> bool {
         !self.is_over && *self.state.borrow() == State::Connecting
     }
@@ -83,6 +87,11 @@ impl Session {
         // If that takes longer, somebody else forgets us.
         let _ = tokio::time::timeout(TIMEOUT, self.task.join_next()).await;
     }
+}
+
+/// Of a relay that has no session, and never will.
+pub(super) fn none() -> watch::Receiver<State> {
+    watch::channel(State::Absent).1
 }
 
 /// Has a session for as long as one can be had.

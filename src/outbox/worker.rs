@@ -24,6 +24,7 @@ pub(crate) struct Worker {
     pub(super) renew_at: Instant,
     /// The number of the session that shows others that we live, if there is one.
     relay: Option<i32>,
+    session: watch::Receiver<State>,
     /// How many lanes that have failed before may be in hand. Fewer while they go on failing: an
     /// outage, or a mass of poison, is met with a few attempts and not with all there is.
     retries: usize,
@@ -38,8 +39,9 @@ pub(super) struct Taken {
 }
 
 impl Worker {
-    pub(crate) fn new(config: Arc<Config>) -> Self {
+    pub(crate) fn new(config: Arc<Config>, session: watch::Receiver<State>) -> Self {
         Self {
+            session,
             retries: most_retries(&config),
             renew_at: Instant::now() + config.lease / 3,
             relay: None,
@@ -140,7 +142,7 @@ impl Worker {
     }
 
     fn deliver(&mut self, lane: Lane, batch: Batch) {
-        let lease = Lease::until(lane.until);
+        let lease = Lease::new(lane.until, self.relay, self.session.clone());
         self.held.insert(lane.name(), (lane.clone(), lease.clone()));
         let (config, stop) = (Arc::clone(&self.config), self.stop.subscribe());
         self.deliveries.spawn(Delivery { config, lane, batch, lease, stop }.run());
@@ -240,7 +242,7 @@ impl Worker {
         let Config { database, lease, .. } = &*self.config;
         let ours = HashSet::<Name>::from_iter(lane::renew(database, self.relay, &lanes, *lease).await?);
         for (name, (_, lease)) in &self.held {
-            if ours.contains(name) { lease.renew(until) } else { lease.end() }
+            if ours.contains(name) { lease.renew(until, self.relay) } else { lease.end() }
         }
         Ok(())
     }

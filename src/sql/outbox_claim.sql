@@ -79,8 +79,9 @@ with fresh as materialized (
     ),
     false
   )
+  -- Nor those that are claimed here. One that was ready, and has moved, may have an owner who is done.
   and not exists (
-    select from ready r where r.aggregatetype = u.aggregatetype and r.aggregateid = u.aggregateid
+    select from claimed c where c.aggregatetype = u.aggregatetype and c.aggregateid = u.aggregateid
   )
 ), added as (
   insert into idempotency.outbox_lane as l (aggregatetype, aggregateid, owner, relay, ready_at)

@@ -41,6 +41,7 @@ mod outbox_cdc;
 mod outbox_http;
 mod outbox_nats;
 mod outbox_rabbitmq;
+mod outbox_rabbitmq_outages;
 mod plain_tower;
 mod rejections;
 mod relay;

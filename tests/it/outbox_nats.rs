@@ -93,6 +93,9 @@ async fn a_stream_that_refuses_makes_a_dead_letter_in_the_end_and_one_that_is_fu
     let relay = relay(&db, NatsPublisher::new(context)).max_attempts(1);
     commit(&db, &[Event::new("test", "large", "test.happened").bytes(vec![0; 1_000])]).await;
     assert_eq!(relay.run_once().await.unwrap().dead, 1);
+    // What its header asks for is not allowed here.
+    commit(&db, &[event("a", 0).header("Nats-Rollup", "all")]).await;
+    assert_eq!(relay.run_once().await.unwrap().dead, 1);
     commit(&db, &[event("a", 1)]).await;
     assert_eq!(relay.run_once().await.unwrap().published, 1);
     commit(&db, &[event("a", 2)]).await;
@@ -215,6 +218,10 @@ async fn only_an_answer_about_the_event_counts_against_it() {
         (refusal(429, 10167), 0),
         (refusal(500, 10047), 0),
         (refusal(503, 10023), 0),
+        // No room for the account, no limits for it, and a sealed stream.
+        (refusal(400, 10002), 0),
+        (refusal(400, 10120), 0),
+        (refusal(400, 10109), 0),
         (refusal(400, 10054), 1),
     ] {
         commit(&db, &[event("a", 1)]).await;

@@ -3,7 +3,10 @@
 use std::panic::Location;
 use std::time::Duration;
 
+use sqlx::postgres::types::PgInterval;
+use sqlx::{AssertSqlSafe, PgPool};
 use tower_idempotency::outbox::{Event, MemoryPublisher, Publisher as _};
+use uuid::Uuid;
 
 use crate::support::outbox::{
     Gate, commit, drain, event, lanes, number, overtake, relay, time_passes, waiting,
@@ -148,4 +151,63 @@ async fn a_relay_that_learns_of_its_loss_when_it_renews_publishes_no_other_event
         late.iter().filter(|event| event.aggregate_id() == "a").map(number).collect::<Vec<_>>(),
         [1, 2]
     );
+}
+
+/// As when its relay is succeeded, which lives without its session, while another one claims.
+#[tokio::test]
+async fn an_event_that_a_claim_finds_for_a_lane_that_moves_meanwhile_is_not_left_behind() {
+    let db = database().await;
+    let gate = Gate::on("a");
+    let owner = relay(&db, gate.clone()).lease(Duration::from_secs(3_600));
+    commit(&db, &[event("a", 1)]).await;
+    let round = tokio::spawn({
+        let owner = owner.clone();
+        async move { owner.run_once().await.unwrap() }
+    });
+    gate.arrival().await;
+    time_passes(&db).await;
+    commit(&db, &[event("a", 2)]).await;
+
+    let mut pause = db.begin().await.unwrap();
+    sqlx::query("select pg_advisory_xact_lock(1)").execute(&mut *pause).await.unwrap();
+    let claim = tokio::spawn(claim_with_a_pause(db.clone()));
+    eventually(Location::caller(), async || {
+        let waits = "select exists (select from pg_locks where locktype = 'advisory' and not granted
+            and database = (select oid from pg_database where datname = current_database()))";
+        let waits: bool = sqlx::query_scalar(waits).fetch_one(&*db).await.unwrap();
+        if waits { Ok(()) } else { Err("the claim does not pause".to_owned()) }
+    })
+    .await;
+    sqlx::query("update idempotency.outbox_lane set relay = null").execute(&*db).await.unwrap();
+    pause.rollback().await.unwrap();
+    assert_eq!(claim.await.unwrap(), 0, "the lane has not moved");
+
+    gate.open.add_permits(10);
+    assert_eq!(round.await.unwrap().published, 1);
+    drain(&owner).await;
+    assert_eq!(gate.published.events().iter().map(number).collect::<Vec<_>>(), [1, 2]);
+}
+
+/// The relay's claim, which waits for a lock when it has its snapshot, before it takes lanes. How many
+/// does it take?
+async fn claim_with_a_pause(pool: PgPool) -> usize {
+    let claim = include_str!("../../src/sql/outbox_claim.sql");
+    let paused = claim.replacen(
+        "where head is null",
+        "where (select pg_advisory_xact_lock_shared(1)::text = '') and head is null",
+        1,
+    );
+    assert_ne!(claim, paused);
+    let rows = sqlx::query(AssertSqlSafe(paused))
+        .bind(Uuid::new_v4())
+        .bind(PgInterval { months: 0, days: 0, microseconds: 10_000_000 })
+        .bind(64_i64)
+        .bind(16_i64)
+        .bind(1_000_i64)
+        .bind(None::<i32>)
+        .persistent(false)
+        .fetch_all(&pool)
+        .await
+        .unwrap();
+    rows.len()
 }

@@ -123,6 +123,33 @@ async fn a_relay_publishes_no_other_event_while_it_does_not_know_whether_it_is_s
 }
 
 #[tokio::test]
+async fn nor_does_one_that_waits_for_the_database_when_it_loses_its_session() {
+    let db = database().await;
+    let gate = Gate::on("a");
+    let alone = running(&db, relay(&db, gate.clone()).lease(LEASE)).await;
+    commit(&db, &[event("a", 1), event("a", 2)]).await;
+    gate.arrival().await;
+    let hold = no_new_session(&db).await;
+    let mut looks = db.begin().await.unwrap();
+    let lock = "lock table idempotency.outbox_look in access exclusive mode";
+    sqlx::query(lock).execute(&mut *looks).await.unwrap();
+    let waits = "select exists (select from pg_locks where not granted
+         and relation = 'idempotency.outbox_look'::regclass)";
+    is_so(async || sqlx::query_scalar(waits).fetch_one(&*db).await.unwrap()).await;
+    assert_eq!(sessions(&db, true).await, 1);
+    is_so(async || kept_waiting(&db).await == 1).await;
+    gate.open.add_permits(1);
+    let other = tokio::time::timeout(Duration::from_millis(500), gate.arrival()).await;
+    assert!(other.is_err(), "it publishes what may be another's");
+    looks.rollback().await.unwrap();
+    hold.rollback().await.unwrap();
+    gate.open.add_permits(10);
+    is_so(async || all_is_delivered(&db).await).await;
+    assert_eq!(numbers(&gate.published), [1, 2]);
+    alone.abort();
+}
+
+#[tokio::test]
 async fn a_relay_has_a_session_again_after_it_has_lost_one() {
     let db = database().await;
     let gate = Gate::on("a");

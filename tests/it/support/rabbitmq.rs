@@ -1,5 +1,6 @@
 //! A RabbitMQ server of a test's own.
 
+use std::collections::HashSet;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt as _;
@@ -8,7 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use devpg::Tether;
-use lapin::{Channel, Connection, ConnectionProperties};
+use lapin::options::{BasicGetOptions, QueueDeclareOptions};
+use lapin::types::FieldTable;
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
+use tower_idempotency::outbox::Event;
 use uuid::Uuid;
 
 use super::{absent, eventually, signal};
@@ -112,6 +116,31 @@ impl RabbitMq {
         assert!(signal(name, group(&self.server.as_ref().unwrap().0)));
     }
 
+    /// It has no memory to spare: whoever publishes is blocked, and connections stay.
+    pub(crate) fn has_no_room(&self) {
+        self.control(&["set_vm_memory_high_watermark", "0"]);
+    }
+
+    /// After it had none.
+    pub(crate) fn has_room(&self) {
+        self.control(&["set_vm_memory_high_watermark", "0.9"]);
+    }
+
+    /// What is published to this queue is never confirmed.
+    pub(crate) fn never_confirms(&self, queue: &str) {
+        let name = format!("rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>)");
+        let suspend =
+            format!("{{ok, Q}} = rabbit_amqqueue:lookup({name}), sys:suspend(amqqueue:get_pid(Q)).");
+        self.control(&["eval", &suspend]);
+    }
+
+    fn control(&self, arguments: &[&str]) {
+        let scripts = ["/usr/lib/rabbitmq/bin/rabbitmqctl", "rabbitmqctl"];
+        let run = |script| self.command(script).args(arguments).output();
+        let done = run(scripts[0]).or_else(|_| run(scripts[1])).unwrap();
+        assert!(done.status.success(), "{arguments:?}: {done:?}");
+    }
+
     /// Starts it again, on the same port and with what it had stored.
     pub(crate) fn restart(&mut self) {
         self.run().unwrap();
@@ -134,9 +163,15 @@ impl RabbitMq {
     }
 
     fn spawn(&self, script: &str) -> std::io::Result<Child> {
+        let quiet = Stdio::null;
+        self.command(script).process_group(0).stdin(quiet()).stdout(quiet()).stderr(quiet()).spawn()
+    }
+
+    /// A script of the node's, with its names and places.
+    fn command(&self, script: &str) -> Command {
         let place = |name: &str| self.directory.join(name);
-        Command::new(script)
-            .process_group(0)
+        let mut command = Command::new(script);
+        command
             .env("HOME", &self.directory)
             .env("ERL_EPMD_PORT", self.names_port.to_string())
             .env("ERL_EPMD_ADDRESS", "127.0.0.1")
@@ -151,11 +186,8 @@ impl RabbitMq {
             .env("RABBITMQ_CONFIG_FILE", place("config"))
             .env("RABBITMQ_CONF_ENV_FILE", place("env"))
             .env("RABBITMQ_PID_FILE", place("pid"))
-            .env("RABBITMQ_FEATURE_FLAGS_FILE", place("flags"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
+            .env("RABBITMQ_FEATURE_FLAGS_FILE", place("flags"));
+        command
     }
 }
 
@@ -172,6 +204,39 @@ impl Drop for RabbitMq {
 /// A broker on this port of this machine.
 pub(crate) fn uri(port: u16) -> String {
     format!("amqp://guest:guest@127.0.0.1:{port}/%2f")
+}
+
+/// A queue that outlives the server.
+pub(crate) async fn queue(channel: &Channel, name: &str) {
+    channel.queue_declare(name.into(), QueueDeclareOptions::durable(), FieldTable::default()).await.unwrap();
+}
+
+/// The next message, if there is one.
+pub(crate) async fn next(channel: &Channel, queue: &str) -> Option<(BasicProperties, Vec<u8>)> {
+    let options = BasicGetOptions { no_ack: true };
+    let message = channel.basic_get(queue.into(), options).await.unwrap()?;
+    Some((message.delivery.properties, message.delivery.data))
+}
+
+/// The ids of all messages, in the queue's order.
+pub(crate) async fn found(channel: &Channel, queue: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    while let Some((properties, _)) = next(channel, queue).await {
+        found.push(properties.message_id().as_ref().unwrap().to_string());
+    }
+    found
+}
+
+/// Of each the first.
+pub(crate) fn without_repetitions(mut found: Vec<String>) -> Vec<String> {
+    let mut seen = HashSet::new();
+    found.retain(|id| seen.insert(id.clone()));
+    found
+}
+
+/// What [`found`] finds when these are there.
+pub(crate) fn ids(events: &[Event]) -> Vec<String> {
+    events.iter().map(|event| event.id().to_string()).collect()
 }
 
 /// Whether a broker answers there. To connect is not enough: where nobody listens, a connection can

@@ -1,6 +1,7 @@
 //! A network between a client and a broker that breaks, or falls silent, when a test says so.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
@@ -13,6 +14,7 @@ pub(crate) struct Wire {
     cuts: watch::Sender<()>,
     silences: watch::Sender<()>,
     swallowed: Arc<Semaphore>,
+    made: Arc<AtomicUsize>,
     task: JoinHandle<()>,
 }
 
@@ -21,17 +23,24 @@ impl Wire {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let own = listener.local_addr().unwrap().port();
         let (cuts, silences) = (watch::Sender::new(()), watch::Sender::new(()));
-        let swallowed = Arc::new(Semaphore::new(0));
+        let (swallowed, made) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
+        let counted = Arc::clone(&made);
         let (told_cuts, told_silences, swallows) = (cuts.clone(), silences.clone(), Arc::clone(&swallowed));
         let task = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (client, _) = listener.accept().await.unwrap();
+                counted.fetch_add(1, Ordering::SeqCst);
                 let (cut, silence) = (told_cuts.subscribe(), told_silences.subscribe());
                 connections.spawn(carry(client, port, cut, silence, Arc::clone(&swallows)));
             }
         });
-        Self { port: own, cuts, silences, swallowed, task }
+        Self { port: own, cuts, silences, swallowed, made, task }
+    }
+
+    /// How many connections have been made over it.
+    pub(crate) fn made(&self) -> usize {
+        self.made.load(Ordering::SeqCst)
     }
 
     /// All connections that there are break.
