@@ -49,7 +49,7 @@ async fn round(connection: &mut PgConnection) -> Result<u64, sqlx::Error> {
         .await?;
     let (mut types, mut names) = (Vec::<String>::new(), Vec::<String>::new());
     for row in &claimed {
-        // A row without an aggregate says something of other relays.
+        // A row without an aggregate says what else there is.
         if let Some(aggregate) = row.try_get::<Option<String>, _>("aggregatetype")? {
             types.push(aggregate);
             names.push(row.try_get("aggregateid")?);

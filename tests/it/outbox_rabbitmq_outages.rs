@@ -2,12 +2,20 @@
 
 use std::time::Duration;
 
-use tower_idempotency::outbox::{Event, RabbitMqPublisher};
+use sqlx::PgPool;
+use tokio::task::JoinHandle;
+use tower_idempotency::outbox::{Event, RabbitMqPublisher, Relay};
 
 use crate::support::database;
 use crate::support::outbox::{commit, event, recovers, relay, time_passes, waits};
 use crate::support::rabbitmq::{LARGEST_MESSAGE, RabbitMq, found, ids, queue, uri, without_repetitions};
 use crate::support::wire::Wire;
+
+/// [`waits`], while the test does something to the broker.
+fn waits_beside(db: &PgPool, relay: &Relay) -> JoinHandle<()> {
+    let (db, relay) = (db.clone(), relay.clone());
+    tokio::spawn(async move { waits(&db, &relay).await })
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_is_killed_and_comes_back_has_each_event_in_order() {
@@ -62,10 +70,7 @@ async fn what_is_under_way_when_the_broker_stands_still_or_dies_is_no_dead_lette
     server.stands_still();
     commit(&db, &events[3..]).await;
     while begun.try_recv().is_ok() {}
-    let under_way = tokio::spawn({
-        let (db, relay) = (db.clone(), relay.clone());
-        async move { waits(&db, &relay).await }
-    });
+    let under_way = waits_beside(&db, &relay);
     begun.recv().await.unwrap();
     server.kill();
     under_way.await.unwrap();
@@ -176,10 +181,7 @@ async fn a_connection_that_is_cut_or_falls_silent_is_replaced_and_makes_no_dead_
 
     wire.falls_silent();
     commit(&db, &events[1..2]).await;
-    let under_way = tokio::spawn({
-        let (db, relay) = (db.clone(), relay.clone());
-        async move { waits(&db, &relay).await }
-    });
+    let under_way = waits_beside(&db, &relay);
     wire.swallows().await;
     wire.cut();
     under_way.await.unwrap();

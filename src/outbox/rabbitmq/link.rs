@@ -121,27 +121,20 @@ impl Link {
         properties: BasicProperties,
         payload: &[u8],
     ) -> Result<Confirmation, lapin::Error> {
+        let options = BasicPublishOptions { mandatory: true, ..Default::default() };
         let mut question = Question { link: self, is_answered: false };
-        let answer = self.ask(exchange, routing_key, properties, payload).await;
+        let answer = async {
+            let channel = self.channel().await?;
+            let sent = channel.basic_publish(exchange, routing_key, options, payload, properties).await?;
+            // Dropped here, and by whoever drops this future, the channel is closed: its answer may be
+            // still to come.
+            let confirmation = sent.await?;
+            self.idle().push(channel);
+            Ok(confirmation)
+        };
+        let answer = answer.await;
         question.is_answered = true;
         answer
-    }
-
-    async fn ask(
-        &self,
-        exchange: ShortString,
-        routing_key: ShortString,
-        properties: BasicProperties,
-        payload: &[u8],
-    ) -> Result<Confirmation, lapin::Error> {
-        let options = BasicPublishOptions { mandatory: true, ..Default::default() };
-        let channel = self.channel().await?;
-        let sent = channel.basic_publish(exchange, routing_key, options, payload, properties).await?;
-        // Dropped here, and by whoever drops this future, the channel is closed: its answer may be
-        // still to come.
-        let confirmation = sent.await?;
-        self.idle().push(channel);
-        Ok(confirmation)
     }
 
     async fn channel(&self) -> Result<Channel, lapin::Error> {
